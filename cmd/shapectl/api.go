@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	_ "embed"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,8 +29,12 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// longestRequest is how long a request may measure: it takes a place among a few.
-const longestRequest = 10 * time.Second
+const (
+	// longestRequest is how long a request may measure: it takes a place among a few.
+	longestRequest = 10 * time.Second
+	// policyText is the argument of a request that has the text of a file instead of its name.
+	policyText = "policy"
+)
 
 //go:embed openapi.json
 var openAPI []byte
@@ -43,50 +46,39 @@ type apiCommand struct {
 	computes bool // it takes much memory or time
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
-	forms []string
-	// contents are the names of files whose contents come with the request: of an argument or a flag.
-	contents []string
-	without  []string // flags that requests may not have: engines of replay load programs, which takes root
-	streams  bool     // the answer does not end
-	lines    string   // the answer is an object on each line, unless this flag is given
-	anywhere bool     // it is about no network namespace, so it refuses -n
+	forms   []string
+	streams bool // the answer does not end
 }
 
 // someRules are the arguments of commands that show rules.
 var someRules = []string{"device direction network", "address direction", "network direction", "named direction"}
 
-// apiCommands are all commands but those that make no sense in a request.
+// apiCommands are all commands that deal with the limits of this host.
 var apiCommands = []apiCommand{
 	{name: "set", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "delete", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "flush", changes: true, forms: []string{"device direction"}},
 	{name: "line", changes: true, forms: []string{"device state"}},
-	{name: "apply", changes: true, forms: []string{"policy"}, contents: []string{"policy"}},
+	{name: "apply", changes: true, forms: []string{policyText}},
 	{name: "confirm", changes: true},
 	{name: "rollback", changes: true},
 	{name: "show", forms: someRules},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
-	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
+	{name: "diff", forms: []string{policyText}},
 	{name: "export"},
-	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: "summary"},
-	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
-	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
 	{name: "events", forms: []string{"name..."}, streams: true},
 	{name: "version"},
 }
 
-// inBase64 are the contents that are no text.
-var inBase64 = []string{"trace"}
-
 // path is that of a command in the API.
 func (c apiCommand) path() string { return "/api/v1/" + strings.ReplaceAll(c.name, " ", "/") }
 
-// method is that of requests for a command. A GET has no body, so no contents.
+// method is that of requests for a command. A GET has no body, so no policy.
 func (c apiCommand) method() string {
-	if c.changes || len(c.contents) > 0 {
+	if c.changes || c.isArgument(policyText) {
 		return http.MethodPost
 	}
 	return http.MethodGet
@@ -113,11 +105,10 @@ func argumentNames(form string) []string { return strings.Fields(strings.Replace
 // flag finds a flag that requests may have: none that names a file of the server or something to run there.
 func (c apiCommand) flag(cmd *cobra.Command, name string) *pflag.Flag {
 	f := cmd.LocalNonPersistentFlags().Lookup(name)
-	if f == nil || f.Name == "help" || slices.Contains(c.without, f.Name) {
+	if f == nil || f.Name == "help" {
 		return nil
 	}
-	kind, _ := pflag.UnquoteUsage(f)
-	if slices.Contains([]string{"file", "command", "path"}, strings.ToLower(kind)) && !slices.Contains(c.contents, f.Name) {
+	if kind, _ := pflag.UnquoteUsage(f); slices.Contains([]string{"file", "command", "path"}, strings.ToLower(kind)) {
 		return nil
 	}
 	return f
@@ -142,9 +133,6 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			return nil, fmt.Errorf("unknown parameter %s", strconv.Quote(name))
 		}
 		for _, v := range values {
-			if slices.Contains(c.contents, name) {
-				v = name
-			}
 			if v == "" && f.NoOptDefVal != "" {
 				v = f.NoOptDefVal // as in ?wide
 			}
@@ -165,7 +153,7 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			if isList := strings.HasSuffix(strings.Fields(form)[i], "..."); len(values) != 1 && !isList {
 				return nil, fmt.Errorf("%s was given %d times", name, len(values))
 			}
-			if slices.Contains(c.contents, name) {
+			if name == policyText {
 				values = []string{name}
 			}
 			line = append(line, values...)
@@ -190,57 +178,38 @@ func argumentsOf(r *http.Request) (arguments, error) {
 	return argumentsIn(serve.Body(r))
 }
 
-// maxTokens is how many names, values and brackets of lists a body may have.
-const maxTokens = 10_000
-
-// argumentsIn are the values in a body, a JSON object. They are read one by one: a list of many short values would take
-// fifty times the memory of the body.
+// argumentsIn are the values in a body, a JSON object.
 func argumentsIn(body []byte) (arguments, error) {
+	var members map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
-	if begins, _ := decoder.Token(); begins != json.Delim('{') {
+	if err := decoder.Decode(&members); err != nil || members == nil {
 		return nil, errors.New("the body is not a JSON object")
 	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return nil, errors.New("the body has more than one JSON object")
+	}
 	given := arguments{}
-	var name string
-	named, inList := false, false // a value comes next, and no name
-	for range maxTokens {
-		token, err := decoder.Token()
-		if err != nil {
-			return nil, errors.New("the body is not a JSON object")
+	for name, member := range members {
+		values, isList := member.([]any)
+		if !isList && member != nil {
+			values = []any{member}
 		}
-		switch v := token.(type) {
-		case string:
-			if !named {
-				name, named = v, true
-				continue
-			}
-			given[name] = append(given[name], v)
-		case bool:
-			given[name] = append(given[name], strconv.FormatBool(v))
-		case json.Number:
-			given[name] = append(given[name], v.String())
-		case json.Delim:
-			switch {
-			case v == '}':
-				if _, err := decoder.Token(); err != io.EOF {
-					return nil, errors.New("the body has more than one JSON object")
-				}
-				return given, nil
-			case v == '{' || v == '[' && inList:
+		for _, v := range values {
+			switch v.(type) {
+			case string, bool, json.Number:
+				given[name] = append(given[name], fmt.Sprint(v))
+			default:
 				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", strconv.Quote(name))
 			}
-			inList = v == '['
 		}
-		named = inList
 	}
-	return nil, fmt.Errorf("the body has more than %d names and values", maxTokens)
+	return given, nil
 }
 
 // An api answers requests by running commands.
 type api struct {
-	env      *env // whose variables and network namespace commands have
-	anyNetns bool // requests may name another network namespace
+	env *env // whose variables and network namespace commands have
 }
 
 // getenv hides the service manager from commands: it hears of serve.
@@ -277,38 +246,14 @@ func (a *api) addTo(s *serve.Server) {
 	}))
 }
 
-// errForbidden is wrapped by errors of requests that lack a right.
-var errForbidden = errors.New("start serve with --any-netns to permit it")
-
 // prepare returns an environment for the command of a request, and the command line.
 func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 	given, err := argumentsOf(r)
 	if err != nil {
 		return nil, nil, err
 	}
-	rtt := false
-	if c.name == topOnce.name {
-		given["once"], rtt = []string{"true"}, given["rtt"] != nil
-	}
-	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns, contents: map[string][]byte{}}
-	other, elsewhere := given["netns"]
-	switch {
-	case !elsewhere:
-	case !a.anyNetns || len(other) != 1 || c.streams:
-		return nil, nil, fmt.Errorf("requests may name no network namespace; %w", errForbidden)
-	case other[0] == "" || strings.Contains(other[0], "/"): // a path would open any file of the server
-		return nil, nil, errors.New("netns is the name of a network namespace, or the id of a process in it")
-	case rtt && a.env.rtts != nil:
-		return nil, nil, errors.New("serve measures in its own network namespace, and in no other")
-	default:
-		e.netns = other[0]
-	}
-	if e.netns == a.env.netns {
-		e.history, e.rtts, e.feed, e.follows = a.env.history, a.env.rtts, a.env.feed, a.env.follows
-	}
-	if c.anywhere {
-		e.netns = ""
-	}
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns}
+	e.history, e.rtts, e.feed, e.follows = a.env.history, a.env.rtts, a.env.feed, a.env.follows
 	if asked := r.Header.Get(netnsHeader); asked != "" {
 		if here, err := netns.ID(e.netns); err != nil || here != asked {
 			return nil, nil, errors.New("serve is for another network namespace; run the command there, or as root")
@@ -317,24 +262,22 @@ func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 	if !c.changes {
 		e.ctx = r.Context()
 	}
-	if rtt {
-		if e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil) {
-			return nil, nil, errors.New("serve measures all the time, as --rtt says; leave interval and one-in out")
+	if c.name == topOnce.name {
+		given["once"] = []string{"true"}
+		if given["rtt"] != nil {
+			if e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil) {
+				return nil, nil, errors.New("serve measures all the time, as --rtt says; leave interval and one-in out")
+			}
+			delete(given, "running")
 		}
-		delete(given, "running")
 	}
-	delete(given, "netns")
 	line, err := e.requested(c, given)
 	return e, line, err
 }
 
 // refuse answers with the error of a request that is not run.
 func refuse(c apiCommand, w http.ResponseWriter, err error) {
-	status, code := http.StatusBadRequest, exitInput
-	if errors.Is(err, errForbidden) {
-		status, code = http.StatusForbidden, exitMissing
-	}
-	serve.Fail(w, status, code, "%s: %v", c.name, err)
+	serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
 }
 
 // answer runs the command of a request. It ends also if the client leaves: no change is left half made.
@@ -352,7 +295,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 	accepted := r.Header.Get("Accept")
 	asText := strings.HasPrefix(accepted, "text/plain") || c.name == "export" && strings.Contains(accepted, "yaml")
-	told := &messages{text: asText}
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
@@ -361,6 +303,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		a.runFor(c, e, line, w, r)
 		return
 	}
+	told := new(messages)
 	e.out, e.err = w, told
 	code := e.run(line)
 	if code == exitInput {
@@ -376,16 +319,12 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		h.Set("Content-Type", "application/yaml; charset=utf-8")
 	case w.Len() > 0 && asText:
 		h.Set("Content-Type", "text/plain; charset=utf-8")
-	case w.Len() > 0 && c.lines != "" && !slices.Contains(line, "--"+c.lines+"=true"):
-		h.Set("Content-Type", "application/x-ndjson")
-	case w.Len() == 0 && told.line != "":
-		serve.Fail(w, status(code, e.cause), code, "%s", told.line)
-	case w.Len() == 0 && told.last == nil && e.cause != nil:
-		serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
-	case w.Len() == 0 && told.last == nil:
-		w.Write([]byte("{}\n"))
-	case w.Len() == 0:
+	case w.Len() == 0 && told.last != nil:
 		w.Write(told.last)
+	case w.Len() == 0 && e.cause != nil:
+		serve.Fail(w, status(code, e.cause), code, "%v", e.cause)
+	case w.Len() == 0:
+		w.Write([]byte("{}\n"))
 	}
 }
 
@@ -480,19 +419,11 @@ func (s *streamWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// requested is the command line of a request, and keeps its contents.
+// requested is the command line of a request, and keeps its policy.
 func (e *env) requested(c apiCommand, given arguments) (line []string, err error) {
-	for _, name := range c.contents {
-		text := given[name]
-		if len(text) == 0 {
-			continue
-		}
-		e.contents[name] = []byte(text[0])
-		if slices.Contains(inBase64, name) {
-			if e.contents[name], err = base64.StdEncoding.DecodeString(text[0]); err != nil {
-				return nil, fmt.Errorf("%s is not in base64", name)
-			}
-		}
+	e.contents = map[string][]byte{}
+	if text := given[policyText]; len(text) > 0 && c.isArgument(policyText) {
+		e.contents[policyText] = []byte(text[0])
 	}
 	for _, interval := range given["interval"] { // any may be the one that counts
 		if d, err := time.ParseDuration(interval); err == nil && d > longestRequest {
@@ -507,8 +438,6 @@ func (e *env) requested(c apiCommand, given arguments) (line []string, err error
 
 // Messages are what a command writes on stderr: with -j, an object on each line.
 type messages struct {
-	text bool   // without -j
-	line string // the last one, then
 	last []byte // the last error
 	all  []json.RawMessage
 	size int
@@ -526,10 +455,6 @@ func (m *messages) Write(text []byte) (int, error) {
 			return len(text), nil
 		}
 		m.part = rest
-		if m.text {
-			m.line = string(bytes.TrimPrefix(line, []byte("shapectl: ")))
-			continue
-		}
 		var object struct{ Error string }
 		if json.Unmarshal(line, &object) != nil {
 			continue

@@ -38,7 +38,6 @@ const (
 
 type applyOptions struct {
 	file       string
-	devices    []string
 	lastGood   string
 	absentOK   bool
 	allowEmpty bool
@@ -73,11 +72,6 @@ a policy changes nothing.
 If none of the devices exists, or has rules in the policy, all rules would be deleted. apply refuses that without
 --allow-empty. The policy 'devices: {}' deletes all rules.
 
-With --device, apply sets the rules that the policy has for one device, and adds the pools that these need. Everything
-else stays. A device without rules gets them also while a change is pending, so hooks of libvirt and the like can call
-it. If the change that brought this policy is pending, they revert with it. If it has reverted, the device gets the rules
-of the policy that is in force instead.
-
 With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy
 instead, with exit code 4. If there is no FILE, apply fails and changes nothing.`,
 		Example: `  shapectl apply policy.yaml
@@ -90,16 +84,8 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			switch set := cmd.Flags().Changed; {
 			case set("confirm") && set("last-good"):
 				return inputf("apply: a policy that is not confirmed is not known to be good; leave --confirm or --last-good out")
-			case set("last-good") && (o.lastGood == "" || o.file == "-"):
-				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
-			}
-			if cmd.Flags().Changed("device") {
-				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty", "max-remove"} {
-					if cmd.Flags().Changed(other) {
-						return inputf("apply: --device gives one device its rules; leave --%s out", other)
-					}
-				}
-				return e.applyToDevices(o)
+			case set("last-good") && o.file == "-":
+				return inputf("apply: --last-good keeps a copy of FILE; name it")
 			}
 			if o.lastGood != "" {
 				if err := lastgood.Check(o.lastGood); err != nil {
@@ -109,7 +95,6 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().StringArrayVar(&o.devices, "device", nil, "set the rules of this `device` only, and leave everything else as it is; may be repeated")
 	e.addConfirm(cmd.Flags())
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
@@ -177,31 +162,15 @@ func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) 
 	return 0, err
 }
 
-// patience is how long reading a file may take: a FIFO may have no end.
-var patience = time.Minute
-
-// readPolicy reads a policy file with those that it includes, or for "-" standard input, which may take any time. If the policy is
-// not valid, it still returns the text.
+// readPolicy reads a policy file, or for "-" standard input, with those that it includes. If the policy is not valid, it still
+// returns the text.
 func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
-	done := make(chan struct{})
-	go func() {
-		if text, err = e.readAll(name); err == nil {
-			read := input.File
-			if e.contents != nil {
-				read = e.readAll
-			}
-			text, err = policyfile.Include(inputName(name), text, read)
-		}
-		close(done)
-	}()
-	var late <-chan time.Time
-	if name != "-" {
-		late = time.After(patience)
+	read := input.File
+	if e.contents != nil {
+		read = e.readAll
 	}
-	select {
-	case <-done:
-	case <-late:
-		return nil, nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+	if text, err = e.readAll(name); err == nil {
+		text, err = policyfile.Include(inputName(name), text, read)
 	}
 	if err != nil {
 		return nil, nil, inputError(err)
@@ -213,27 +182,29 @@ func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err erro
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
-	file, _, err := e.open(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, inputf("there is no file %s", name)
-	case err != nil:
-		return nil, inputf("%w", err)
+	if text, given := e.contents[name]; given {
+		return text, nil
+	} else if e.contents != nil {
+		return nil, fmt.Errorf("the request has no %s", plain.Line(name))
+	}
+	file, err := e.open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no file %s", name)
+	} else if err != nil {
+		return nil, err
 	}
 	defer file.Close()
 	if f, ok := file.(*os.File); ok {
-		if err := input.Trusted(f); err != nil {
-			return nil, inputf("read %s: %w", inputName(name), err)
-		}
+		err = input.Trusted(f)
 	}
-	text, err := input.All(file)
-	switch {
-	case errors.As(err, new(*fs.PathError)): // which names it
-		return nil, inputError(err)
-	case err != nil:
-		return nil, inputf("read %s: %w", inputName(name), err)
+	var text []byte
+	if err == nil {
+		text, err = input.All(file)
 	}
-	return text, nil
+	if err != nil && !errors.As(err, new(*fs.PathError)) { // which names it
+		err = fmt.Errorf("read %s: %w", inputName(name), err)
+	}
+	return text, err
 }
 
 // A goal is what a policy wants of the devices that exist.

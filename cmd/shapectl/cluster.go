@@ -84,15 +84,7 @@ A pool with --cluster NAME shares its rate with the pools of other hosts that ha
 each host gets its part from the store.`,
 		Example: `  shapectl cluster status --store redis://redis.example.net:6379
   shapectl cluster forget customer-7 gateway-3`,
-		Args: func(cmd *cobra.Command, given []string) error {
-			if len(given) > 0 {
-				return unknownCommand(cmd, given[0])
-			}
-			return nil
-		},
-		RunE: func(*cobra.Command, []string) error {
-			return inputf("cluster: what to do is missing; use status or forget")
-		},
+		RunE: needsCommand,
 	}
 	cmd.AddCommand(clusterStatusCommand(e), clusterForgetCommand(e))
 	return cmd

@@ -6,42 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
-
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// withFlags are the flags of a command line, which may have quotes around words.
-func withFlags(t *testing.T, line string) *limitFlags {
-	t.Helper()
-	l := new(limitFlags)
-	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	l.add(f, "dst", func(*policy.Option) bool { return true })
-	testenv.Must(t, f.Parse(strings.Fields(strings.ReplaceAll(line, "'", ""))))
-	l.mark(f)
-	return l
-}
-
-// Colours are flags, which suggested commands repeat.
-func TestColourFlags(t *testing.T) {
-	prefix := netip.MustParsePrefix("10.0.0.0/24")
-	for _, line := range []string{
-		" --rate 10mbit --algorithm trtcm --pir 20mbit --pbs 64kb --colour-aware --colours 'CS1=red,AF12=yellow' --green ecn --yellow dscp:AF12 --red pass",
-		" --rate 10mbit --algorithm rfc4115 --eir 20mbit --ebs 64kb --colour-aware",
-		" --rate 10mbit --algorithm srtcm --ebs 64kb",
-		" --rate 10mbit --algorithm srtcm --ebs 0",
-	} {
-		l := withFlags(t, line)
-		_, err := l.Rule(prefix)
-		if got := l.all(); got != line || err != nil {
-			t.Errorf("%v: got%s, want%s", err, got, line)
-		}
-	}
-	if got := withFlags(t, "--colour-aware=false").all(); got != " --colour-aware=false" {
-		t.Errorf("got%s", got)
-	}
-}
 
 // Flags change a rule with colours and keep the rest, unless it has no use any more.
 func TestColoursOver(t *testing.T) {
@@ -58,11 +25,11 @@ func TestColoursOver(t *testing.T) {
 		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--eir 2mbit", "--rate 10mbit --algorithm rfc4115 --eir 2mbit --ebs 100000"},
 	} {
 		prefix := netip.MustParsePrefix("10.0.0.0/24")
-		have, err := withFlags(t, test.have).Rule(prefix)
+		have, err := limitGiven(t, test.have).Rule(prefix)
 		testenv.Must(t, err)
-		want, err := withFlags(t, test.want).Rule(prefix)
+		want, err := limitGiven(t, test.want).Rule(prefix)
 		testenv.Must(t, err)
-		if got, err := withFlags(t, test.flags).over(&have, 14); err != nil || got != want {
+		if got, err := limitGiven(t, test.flags).over(&have, 14); err != nil || got != want {
 			t.Errorf("%s, then %s: %v, %+v, want %+v", test.have, test.flags, err, got, want)
 		}
 	}

@@ -86,119 +86,96 @@ const (
 	mostSuggested = 500
 )
 
-// suggestions are those words of find that begin as typed and that a shell takes as they are.
-// Errors go nowhere: they would stand in the line that is being typed.
-func (e *env) suggestions(typed string, find func(suggest func(word string) bool) error) []string {
-	words := map[string]bool{}
-	_ = netns.In(e.netns, func() error {
-		return find(func(word string) bool {
+// A finder suggests words for an argument that begins as typed, until suggest returns false. given are the arguments before it.
+// Its errors go nowhere: they would stand in the line that is being typed.
+type finder func(given []string, typed string, suggest func(word string) bool) error
+
+// complete completes arguments, each with the words of a finder that begin as typed and that a shell takes as they are.
+func (e *env) complete(arguments ...finder) cobra.CompletionFunc {
+	return func(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+		words := map[string]bool{}
+		suggest := func(word string) bool {
 			if strings.HasPrefix(word, typed) && plain.Word(word) == word && !strings.HasPrefix(word, "-") {
 				words[word] = true
 			}
 			return len(words) < mostSuggested
-		})
-	})
-	return slices.Sorted(stdmaps.Keys(words))
-}
-
-// completeRule completes DEV ingress|egress.
-func (e *env) completeRule(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	var words []string
-	switch len(given) {
-	case 0:
-		words = e.suggestions(typed, func(suggest func(string) bool) error {
-			devices, err := netinfo.Devices()
-			for _, d := range devices {
-				suggest(d.Name)
-			}
-			return err
-		})
-	case 1:
-		words = []string{"ingress", "egress"}
-	}
-	return words, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeNetwork completes DEV ingress|egress CIDR, the latter with those of rules.
-func (e *env) completeNetwork(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) != 2 {
-		return e.completeRule(cmd, given, typed)
-	}
-	words := e.suggestions(typed, func(suggest func(string) bool) error {
-		suggest("any")
-		d, err := policy.ParseDirection(given[1])
-		if err != nil {
-			return err
 		}
-		return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool {
-			return suggest(entry.Prefix.String())
-		})
-	})
-	return words, cobra.ShellCompDirectiveNoFileComp
+		if len(given) < len(arguments) {
+			_ = netns.In(e.netns, func() error { return arguments[len(given)](given, typed, suggest) })
+		}
+		return slices.Sorted(stdmaps.Keys(words)), cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
-// labelled completes the first argument with texts of labels, too, once a part of it is typed.
-func (e *env) labelled(complete cobra.CompletionFunc, texts func(policy.Label) []string) cobra.CompletionFunc {
+// completesValue is complete for the value of a flag.
+func (e *env) completesValue(cmd *cobra.Command, flag string, of finder) {
+	e.completes(cmd, flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return e.complete(of)(cmd, nil, typed)
+	})
+}
+
+// completeNamed completes DEV ingress|egress CIDR, or in place of DEV a name or with plans a plan; only pools if onlyPools says so then.
+func (e *env) completeNamed(plans bool, onlyPools func() bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-		words, directive := complete(cmd, given, typed)
-		if len(given) == 0 && typed != "" {
-			words = append(words, e.texts(typed, texts)...)
+		if onlyPools != nil && onlyPools() {
+			return e.complete(e.pools)(cmd, given, typed)
 		}
-		return words, directive
+		return e.complete(e.labels(plans), directions, e.networks)(cmd, given, typed)
 	}
 }
 
-// texts are the texts of labels that begin as typed.
-func (e *env) texts(typed string, of func(policy.Label) []string) []string {
-	return e.suggestions(typed, func(suggest func(string) bool) error {
+// oneOf suggests some words.
+func oneOf(some ...string) finder {
+	return func(_ []string, _ string, suggest func(string) bool) error {
+		for _, word := range some {
+			suggest(word)
+		}
+		return nil
+	}
+}
+
+var directions = oneOf("ingress", "egress")
+
+func devices(_ []string, _ string, suggest func(string) bool) error {
+	all, err := netinfo.Devices()
+	for _, d := range all {
+		suggest(d.Name)
+	}
+	return err
+}
+
+// labels suggests devices and, once a part is typed, names of rules and pools, and plans.
+func (e *env) labels(andPlans bool) finder {
+	return func(given []string, typed string, suggest func(string) bool) error {
+		err := devices(nil, typed, suggest)
+		if typed == "" || err != nil {
+			return err
+		}
+		if err := e.pools(nil, typed, suggest); err != nil {
+			return err
+		}
 		return e.eachEntry(filterRules{}, func(entry maps.Entry) bool {
-			return !slices.ContainsFunc(of(entry.Label), func(text string) bool { return !suggest(text) })
+			return suggest(entry.Label.Name) && (!andPlans || suggest(entry.Label.Plan))
 		})
-	})
-}
-
-func nameOf(l policy.Label) []string        { return []string{l.Name} }
-func planOf(l policy.Label) []string        { return []string{l.Plan} }
-func nameAndPlanOf(l policy.Label) []string { return []string{l.Name, l.Plan} }
-
-// completePlan completes plans of rules.
-func (e *env) completePlan(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	return e.texts(typed, planOf), cobra.ShellCompDirectiveNoFileComp
-}
-
-// orPool completes the first argument with names of pools, too, once a part of it is typed.
-func (e *env) orPool(complete cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-		words, directive := complete(cmd, given, typed)
-		if len(given) == 0 && typed != "" {
-			pools, _ := e.completePool(cmd, nil, typed)
-			words = append(words, pools...)
-		}
-		return words, directive
 	}
 }
 
-// completeNamed completes DEV ingress|egress CIDR, or a name: only that of a pool, or any.
-func (e *env) completeNamed(onlyPools bool, texts func(policy.Label) []string) cobra.CompletionFunc {
-	if onlyPools {
-		return e.completePool
-	}
-	return e.orPool(e.labelled(e.completeNetwork, texts))
+func (e *env) pools(_ []string, _ string, suggest func(string) bool) error {
+	return e.eachEntry(filterRules{pools: true}, func(entry maps.Entry) bool { return suggest(entry.Label.Name) })
 }
 
-// completePool completes [NAME] of pools.
-func (e *env) completePool(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.suggestions(typed, func(suggest func(string) bool) error {
-		return e.eachEntry(filterRules{pools: true}, func(entry maps.Entry) bool { return suggest(entry.Label.Name) })
-	}), cobra.ShellCompDirectiveNoFileComp
+func (e *env) plans(_ []string, _ string, suggest func(string) bool) error {
+	return e.eachEntry(filterRules{}, func(entry maps.Entry) bool { return suggest(entry.Label.Plan) })
 }
 
-// completeWithin completes pools as the value of a flag.
-func (e *env) completeWithin(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	return e.completePool(cmd, nil, typed)
+// networks suggests those of the rules of a device and a direction.
+func (e *env) networks(given []string, _ string, suggest func(string) bool) error {
+	suggest(policy.Any)
+	d, err := policy.ParseDirection(given[1])
+	if err != nil {
+		return err
+	}
+	return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool { return suggest(entry.Prefix.String()) })
 }
 
 // eachEntry calls f for the rules that a filter lets through, until f returns false.
@@ -226,14 +203,6 @@ func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
 		}
 	}
 	return err
-}
-
-// completeDevice completes [DEV].
-func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeRule(cmd, given, typed)
 }
 
 // completePolicy completes FILE.

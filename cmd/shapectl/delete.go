@@ -43,10 +43,8 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
   shapectl delete 'tap*' egress any
   shapectl delete alice
   shapectl delete vm102 --confirm 60s`,
-		Args: args(1, 3),
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
-		},
+		Args:              args(1, 3),
+		ValidArgsFunction: e.completeNamed(false, func() bool { return kind == kindPool }),
 		RunE: func(_ *cobra.Command, given []string) error {
 			if len(given) < 3 {
 				name, err := parseName("delete", kind, given)
@@ -236,7 +234,7 @@ does, but 'shapectl line DEV off'. Packets queued there, or in the ifb device of
 			}
 			return args(1, 2)(cmd, given)
 		},
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.complete(devices, directions),
 		RunE: func(_ *cobra.Command, given []string) error {
 			if all {
 				return e.flush(filterRules{}, true)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -87,16 +88,23 @@ A policy file cannot name a device whose name is not UTF-8. export leaves such a
 }
 
 func (e *env) export() error {
-	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
-		if e.json {
-			rules, err := e.rulesOf(n, filterRules{})
-			return errors.Join(report.JSON(e.out, rules), err)
+	if e.json {
+		s, err := e.readRules(&filterRules{command: "export"}, reads{})
+		if s == nil {
+			return err
 		}
+		rules := report.Rules{}
+		for _, it := range s.found {
+			rules = append(rules, e.rule(s, it, filterRules{}, true))
+		}
+		return errors.Join(report.JSON(e.out, rules), err)
+	}
+	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err
 		}
-		text := new(pages) // so that an error prints no part of a policy
+		text := new(bytes.Buffer) // so that an error prints no part of a policy
 		err = policyfile.Write(text, tables)
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -38,15 +39,9 @@ feature is missing.`,
 		Example: `  shapectl doctor
   shapectl doctor eth0`,
 		Args:              args(0, 1),
-		ValidArgsFunction: e.completeDevice,
+		ValidArgsFunction: e.complete(devices),
 		RunE: func(_ *cobra.Command, given []string) error {
-			name := ""
-			if len(given) > 0 {
-				if name = given[0]; name == "" {
-					return inputf("doctor: the name of the device is empty; leave it out for all devices")
-				}
-			}
-			return e.doctor(name, verbose)
+			return e.doctor(strings.Join(given, ""), verbose)
 		},
 	}
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show all findings")

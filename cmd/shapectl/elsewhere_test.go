@@ -28,7 +28,7 @@ func TestElsewhere(t *testing.T) {
 		if out := r.ok("explain", "va", "egress", "10.0.0.7"); !strings.Contains(strings.Join(strings.Fields(out), " "), "va egress: not known: "+says) {
 			t.Errorf("explain: %s", out)
 		}
-		r.prints("va ingress has no rules; 'shapectl show' lists all rules\n", "show", "va", "ingress")
+		r.prints("no ingress rules on va; 'shapectl show' lists all rules\n", "show", "va", "ingress")
 		other.ok("flush", "--all")
 		r.prints("no rules\n", "show")
 	})

@@ -54,7 +54,7 @@ are, while a process listens.`,
 		Example: `  shapectl events
   shapectl events eth0 --kind overflow --kind change -j
   shapectl events --kind change-expired -j | while read -r event; do page-me "$event"; done`,
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
+		ValidArgsFunction: e.completeNamed(true, nil),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			switch {

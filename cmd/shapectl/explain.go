@@ -57,7 +57,7 @@ Exit codes: 0 done, whether packets pass or not; 4 a rule for the packets is not
   shapectl explain eth0 egress 10.0.0.7 --bytes 100
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeRule, nameOf)),
+		ValidArgsFunction: e.complete(e.labels(false), directions),
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
 			if q.Bytes > model.MaxPacket || cmd.Flags().Changed("bytes") && q.Bytes == 0 {
 				return inputf("explain: a packet of %d bytes is out of range; use 1 to %d", q.Bytes, model.MaxPacket)
@@ -127,7 +127,7 @@ func parseAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
 		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7; 'shapectl show' finds rules by name", s)
-		return a, inputf("explain: %w", argumentError{err})
+		return a, inputf("explain: %w", err)
 	}
 	return a, nil
 }
@@ -200,7 +200,7 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	s, err := e.readRules(&filterRules{command: "explain"}, false, reads{what: live.What{Sharers: true}, interval: interval})
+	s, err := e.readRules(&filterRules{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
 	if s == nil {
 		return err
 	}
@@ -244,12 +244,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		case err != nil || there && pools != nil:
 			return nil, pools, err
 		case there:
-			device := filterRules{device: q.Name, direction: q.Direction}
-			hooks, err := device.hooks(n)
-			loader.CloseHooks(hooks)
-			if hooks == nil && err == nil {
-				return nil, nil, inputf("%s", device.none())
-			}
 			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
 		}
 	}
@@ -270,7 +264,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	if q.Device != "" {
 		if _, err := device(q.Device); err != nil && hooks == nil {
-			return nil, nil, inputError(argumentError{err})
+			return nil, nil, err
 		}
 	}
 	if q.Device == "" && q.Direction == nil {
@@ -279,7 +273,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	if similar := plain.SimilarName(q.Name, names); similar != "" {
 		return nil, nil, inputf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
 	}
-	return nil, nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
+	return nil, nil, inputf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -410,8 +410,8 @@ func TestExplainRefuses(t *testing.T) {
 		{"va --flow udp,192.0.2.1:1,10.0.0.8:2", "the address is missing"},
 		{"", "the address is missing"},
 		{"va", "the address is missing; give one, such as 'shapectl explain va 10.0.0.7'"},
-		{"lo", "lo has no rules"},
-		{"vb ingress", "vb ingress has no rules"},
+		{"lo", "the address is missing"},
+		{"vb ingress", "the address is missing"},
 		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
 		{"va egress", "the address is missing; give one, such as 'shapectl explain va egress 10.0.0.7'"},
 		{"alice ingress", "no ingress rule has that name"},
@@ -437,7 +437,7 @@ func TestExplainRefuses(t *testing.T) {
 func TestExplainIsCompleted(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.7 --rate 1mbit --name alice")
-	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "ingress\negress\n"}} {
+	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "egress\ningress\n"}} {
 		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), c.typed)
 		if got := r.run(args...); !strings.Contains(got.out, c.want) {
 			t.Errorf("%q: %q", args, got.out)

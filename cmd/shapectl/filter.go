@@ -20,6 +20,7 @@ import (
 type filterRules struct {
 	command   string            // for errors; "" for show
 	device    string            // "" for any
+	searches  bool              // device may be something else instead: find decides
 	pattern   bool              // device is a pattern: resolve decides
 	direction *policy.Direction // nil for both
 	networks  networks          // exactly these; nil for all
@@ -45,14 +46,11 @@ func (n networks) String() string {
 	return n[0].String()
 }
 
-// parseSearch reads the arguments of a command that takes those of show. search is whether the first one may be something
-// else than a device.
-func parseSearch(cmd string, given []string) (want filterRules, search bool, err error) {
-	if len(given) > 0 && given[0] == "" {
-		return want, false, inputf("%s: the first argument is empty; leave it out for all rules", cmd)
-	}
+// parseSearch reads the arguments of a command that takes those of show.
+func parseSearch(cmd, plan string, given []string) (want filterRules, err error) {
 	want, err = parseFilter(cmd, given)
-	return want, len(given) == 1 || len(given) == 2, err
+	want.searches, want.plan = len(given) == 1 || len(given) == 2, plan
+	return want, err
 }
 
 // parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
@@ -70,7 +68,7 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	}
 	if len(given) > 2 {
 		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
-			return want, inputf("%s: %w", cmd, argumentError{err})
+			return want, inputf("%s: %w", cmd, err)
 		}
 	}
 	return want, nil
@@ -90,35 +88,32 @@ func (want filterRules) none() string {
 	if want.pools {
 		return "no pools"
 	}
-	network, rules, article, direction := "", "rules", "", ""
+	what := "rules"
 	switch {
 	case want.networks != nil:
-		network = want.networks.String()
+		what = "rule for " + want.networks.String()
 	case want.address.IsValid():
-		network = want.address.String()
+		what = "rule for " + want.address.String()
 	case want.network != nil:
-		network = want.network.String()
-	}
-	if network != "" {
-		rules, article = "rule for "+network, "an "
+		what = "rule for " + want.network.String()
 	}
 	if want.plan != "" {
-		rules += " with plan " + plain.Line(want.plan)
+		what += " with plan " + plain.Line(want.plan)
 	}
 	if want.direction != nil {
-		direction = want.direction.String() + " "
+		what = want.direction.String() + " " + what
 	}
-	switch device := plain.Line(want.device); {
-	case device == "":
-		return "no " + direction + rules
-	case !want.pattern:
-		return device + " " + direction + "has no " + rules
-	case direction == "":
-		return "no device that matches " + device + " has " + rules
-	default:
-		return "no device that matches " + device + " has " + article + direction + rules
+	switch {
+	case want.pattern:
+		what += " on a device that matches " + plain.Line(want.device)
+	case want.device != "":
+		what += " on " + plain.Line(want.device)
 	}
+	return "no " + what
 }
+
+// isSome reports whether arguments choose some of all rules.
+func (want filterRules) isSome() bool { return want.device != "" || want.plan != "" }
 
 // isSingle reports whether a filter is for one rule or pool rather than for many.
 func (want filterRules) isSingle() bool {

@@ -194,7 +194,7 @@ func TestCompletion(t *testing.T) {
 		want string
 	}{
 		{[]string{"__complete", "set", ""}, "va\n"},
-		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
+		{[]string{"__complete", "show", "va", ""}, "egress\ningress\n"},
 		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
 		{[]string{"__complete", "set", "--algorithm", ""}, "gcra\nleaky\nsrtcm\ntrtcm\nrfc4115\n:4"},
 		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},

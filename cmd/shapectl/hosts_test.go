@@ -225,18 +225,6 @@ func (h *home) unseen(file string, flags ...string) string {
 	return got.out
 }
 
-// apply tells at once that a host is not limited, as no address of it is known.
-func TestApplyToUnknownHost(t *testing.T) {
-	h := newHome(t)
-	file := h.policy(tabletLimit)
-	h.unseen(file)
-	h.unseen(file, "--device", "va")
-	h.gets("192.168.1.7/24")
-	if got := h.run("apply", file); got.code != exitDone || got.err != "" {
-		t.Errorf("with an address: %+v", got)
-	}
-}
-
 // doctor tells of a host without a known address, and does not advise to delete its pool.
 func TestDoctorOfUnknownHost(t *testing.T) {
 	h := newHome(t)

@@ -38,15 +38,7 @@ use 'shapectl apply --max-remove' for the policy.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
-		Args: func(cmd *cobra.Command, given []string) error {
-			if len(given) > 0 {
-				return unknownCommand(cmd, given[0])
-			}
-			return nil
-		},
-		RunE: func(*cobra.Command, []string) error {
-			return inputf("import: the tool is missing; use libreqos, tc or nft")
-		},
+		RunE: needsCommand,
 	}
 	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
 	return cmd
@@ -92,13 +84,11 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 			switch {
 			case o.Device == "":
 				return inputf("import libreqos: --device is missing; name the device that faces the subscribers")
-			case cmd.Flags().Changed("upload") && o.Upload == "":
-				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", o.Device)
 			case o.Upload == o.Device:
 				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", o.Device)
 			case o.Share.Kind == policy.ShareMember:
 				return inputf("import libreqos: --share member is for pools of several circuits; use flow, host or none")
-			case cmd.Flags().Changed("network") && (network == "" || network == given[0]):
+			case network == given[0]:
 				return inputf("import libreqos: --network needs a file of its own; name LibreQoS's network.json")
 			}
 			for _, pattern := range o.Protect {
@@ -107,7 +97,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 				}
 			}
 			found := ""
-			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" && e.contents == nil {
+			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" {
 				if _, err := os.Stat(beside); !errors.Is(err, fs.ErrNotExist) {
 					network, found = beside, beside
 				}
@@ -135,7 +125,7 @@ func (e *env) importLibreQoS(devices importer.File, network string, o importer.L
 	if network == "" {
 		return importer.LibreQoS(devices, importer.File{}, o)
 	}
-	tree, _, err := e.open(network)
+	tree, err := e.open(network)
 	if err != nil {
 		return importer.Imported{}, err
 	}
@@ -202,7 +192,7 @@ the same. tc keeps its limits: until you remove them, both limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return e.completeDevice(cmd, nil, typed)
+			return e.complete(devices)(cmd, nil, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			for i, name := range given {
@@ -245,7 +235,7 @@ func (e *env) importFile(tool, name string, read func(importer.File) (importer.I
 	if e.netns != "" {
 		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
-	file, _, err := e.open(name)
+	file, err := e.open(name)
 	if err != nil {
 		return inputf("import %s: %w", tool, err)
 	}

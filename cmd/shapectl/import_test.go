@@ -167,14 +167,14 @@ func TestImportIsAPolicy(t *testing.T) {
 func TestImportRefuses(t *testing.T) {
 	d := &desk{rig: rig{t: t}, in: subscribers}
 	for _, test := range []struct{ args, says string }{
-		{"import", "libreqos, tc or nft"},
+		{"import", "libreqos|tc|nft"},
 		{"import wondershaper", "'shapectl import --help' lists"},
 		{"import libreqos", "takes"},
 		{"import libreqos - -", "takes"},
 		{"import libreqos -", "--device is missing"},
 		{"import libreqos - --device eth1 --upload eth1", "the same device"},
-		{"import libreqos - --device eth1 --upload=", "is empty; leave it out"},
-		{"import libreqos - --device eth1 --network=", "needs a file of its own"},
+		{"import libreqos - --device eth1 --upload=", "is empty; give it a value"},
+		{"import libreqos - --device eth1 --network=", "--network is empty"},
 		{"import libreqos - --device eth1 --network -", "needs a file of its own"},
 		{"import libreqos - --device eth1 --network /nonexistent", "/nonexistent"},
 		{"import libreqos - --device eth1 --share member", "use flow, host or none"},
@@ -184,7 +184,7 @@ func TestImportRefuses(t *testing.T) {
 		{"import libreqos /nonexistent --device eth1", "/nonexistent"},
 		{"import libreqos / --device eth1", "is a directory"},
 		{"import nft", "takes"},
-		{"import nft - --device=", "is empty; leave it out"},
+		{"import nft - --device=", "is empty; give it a value"},
 		{"import nft - -n blue", "-n has no meaning here"},
 		{"import tc", "takes"},
 		{"import tc nosuch0", "no device nosuch0"},

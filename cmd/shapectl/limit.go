@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/spf13/pflag"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -15,6 +13,7 @@ type limitFlags struct {
 	policy.Draft
 	match   policy.Match
 	matched bool // it was given
+	flags   *pflag.FlagSet
 }
 
 // mark finds which flags were given.
@@ -24,69 +23,32 @@ func (l *limitFlags) mark(f *pflag.FlagSet) {
 			l.Mark(o)
 		}
 	}
-	l.matched = f.Changed("match")
+	l.flags, l.matched = f, f.Changed("match")
 }
 
 // any reports whether anything was given.
 func (l *limitFlags) any() bool { return l.matched || l.Given() != nil }
 
-// split returns the flags that were given of options that are of a pool, each after a space, and one of another option.
-func (l *limitFlags) split(isOfPool func(*policy.Option) bool) (ofPool, other string) {
-	ofPool = l.written(isOfPool)
-	for _, o := range l.Given() {
-		if !isOfPool(o) {
-			other = "--" + o.Name
+// written returns the flags that were given, each after a space, of options for which some is true; and one of the others.
+func (l *limitFlags) written(some func(*policy.Option) bool) (flags, other string) {
+	l.flags.Visit(func(f *pflag.Flag) {
+		switch o := policy.FindOption(f.Name); {
+		case o != nil && some(o):
+			flags += flagText(f)
+		case o != nil || f.Name == "match":
+			other = "--" + f.Name
 		}
-	}
-	if l.matched {
-		other = "--match"
-	}
-	return ofPool, other
-}
-
-// written returns some of the options that were given as flags, each after a space.
-func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
-	for _, o := range l.Given() {
-		if !some(o) {
-			continue
-		}
-		value := o.Value(&l.Limit).String()
-		if !o.Label {
-			value = cmp.Or(value, "none")
-		}
-		flags += flagText(o.Name, value)
-	}
-	return flags
-}
-
-// flagText returns a flag with its value, after a space.
-func flagText(name, value string) string {
-	switch {
-	case !isSwitch(name):
-		return " --" + name + " " + plain.Word(value)
-	case value == "true":
-		return " --" + name
-	}
-	return " --" + name + "=" + value
-}
-
-// isSwitch reports whether the flag of an option needs no value.
-func isSwitch(name string) bool {
-	o := policy.FindOption(name)
-	return o != nil && o.Value(new(policy.Limit)).Type() == "bool"
+	})
+	return flags, other
 }
 
 // all returns all flags of limits that were given, each after a space.
 func (l *limitFlags) all() string {
-	return l.written(func(*policy.Option) bool { return true }) + l.matchFlag()
-}
-
-// matchFlag returns --match after a space if it was given.
-func (l *limitFlags) matchFlag() string {
-	if !l.matched {
-		return ""
+	flags, match := l.written(func(*policy.Option) bool { return true })
+	if match != "" {
+		flags += flagText(l.flags.Lookup("match"))
 	}
-	return " --match " + l.match.String()
+	return flags
 }
 
 // over returns a rule with the options that were given. It keeps the others, but for those that
@@ -136,7 +98,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option
 			continue
 		}
 		once(f, o.Value(&l.Limit), o.Name, o.Help)
-		if isSwitch(o.Name) {
+		if o.Value(&l.Limit).Type() == "bool" {
 			f.Lookup(o.Name).NoOptDefVal = "true"
 		}
 		if o.HelpDefault != "" {

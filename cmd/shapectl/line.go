@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	stdmaps "maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -28,12 +26,11 @@ import (
 type lineOptions struct {
 	down, up, min  policy.Rate
 	link           policy.Overhead
-	fair           policy.ShareKind
-	hosts          []line.Host
-	inside         string
+	fair           string // "" for what the line needs
 	adapt, noQueue bool
 	reflectors     []string
 	dryRun         bool
+	command        string // that asks for this line
 }
 
 func lineCommand(e *env) *cobra.Command {
@@ -51,9 +48,6 @@ a rate is not limited. line makes the pools "DEV egress" and "DEV ingress", and 
 
 off removes all that line has made for DEV, and the fq qdisc.
 
-With --host, a host has limits of its own, too, by its hardware address. They are on the device where it is a neighbour,
-or on that of --inside.
-
 With --adapt, 'shapectl serve' lowers the rates while round-trip times are long, and raises them again.
 
 With --dry-run, line prints the policy that it would bring into force. Keep it for the next boot, or change and apply it.`,
@@ -61,11 +55,8 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
   shapectl line eth0 --down 50mbit --up 10mbit --dry-run >policy.yaml
   shapectl line eth0 off`,
 		Args:              args(1, 2),
-		ValidArgsFunction: e.completeLine,
+		ValidArgsFunction: e.complete(devices, oneOf("off")),
 		RunE: func(cmd *cobra.Command, given []string) error {
-			if given[0] == "" {
-				return inputf("line: the name of the device is empty; write that of the line, such as eth0")
-			}
 			if len(given) == 2 {
 				if given[1] != "off" {
 					return inputf("line: %.64q is unknown; write off to remove the limits of %s, and rates as flags, such as --down 50mbit", given[1], plain.Line(given[0]))
@@ -81,7 +72,6 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 				}
 				return e.lineOff(given[0])
 			}
-			set := cmd.Flags().Changed
 			switch {
 			case o.down == 0 && o.up == 0:
 				return inputf("line: the rates are missing; give those of a speed test, such as --down 50mbit --up 10mbit; off removes the limits")
@@ -89,8 +79,6 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 				return inputf("line: --min is for a line that adapts; give --adapt, too")
 			case o.reflectors != nil && !o.adapt:
 				return inputf("line: --reflector is for a line that adapts; give --adapt, too")
-			case set("inside") && o.hosts == nil:
-				return inputf("line: --inside is the device of hosts; give --host, too")
 			case o.dryRun && e.confirm > 0:
 				return inputf("line: --dry-run changes nothing that --confirm could revert; leave one of them out")
 			}
@@ -104,6 +92,7 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 				e.say("%s: uploads are faster than downloads; if the rates are swapped, give --down %v --up %v", plain.Line(given[0]), o.up, o.down)
 			}
 			e.noteRates(cmd)
+			o.command = e.commandLine(cmd, given, "dry-run", "confirm")
 			return e.line(given[0], o)
 		},
 	}
@@ -111,28 +100,15 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 	once(f, lineRate(&o.down), "down", "the line's rate of downloads, from a speed test")
 	once(f, lineRate(&o.up), "up", "the line's rate of uploads")
 	once(f, flagValue{"bytes", "", o.link.Set}, "link", "`bytes` that the line adds; or docsis, ethernet, pppoe-ptm")
-	once(f, flagValue{"host|flow", "", o.setFair}, "fair", "who has an equal part of a full line")
-	f.Var(flagValue{"host", "", o.addHost}, "host", "limit this host, too: NAME=MAC,RATE[,UPRATE]")
-	f.StringVar(&o.inside, "inside", "", "the `device` of these hosts")
+	once(f, choice(&o.fair, "host", "flow"), "fair", "who has an equal part of a full line")
 	f.BoolVar(&o.adapt, "adapt", false, "lower the rates while the line is slow")
 	once(f, lineRate(&o.min), "min", "with --adapt: the lowest rate; a fifth of the rate by default")
-	f.Var(flagValue{"address", "", o.addReflector}, "reflector", "with --adapt: whose round-trip times tell that the line is slow")
+	f.StringArrayVar(&o.reflectors, "reflector", nil, "with --adapt: the `address` whose round-trip times tell that the line is slow")
 	f.BoolVar(&o.noQueue, "no-queue", false, "mark or drop excess packets, without the fq qdisc")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the policy, and change nothing")
 	e.addConfirm(f)
 	e.completes(cmd, "link", cobra.FixedCompletions([]string{"docsis", "ethernet", "pppoe-ptm", "bridged-ptm"}, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "inside", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return e.completeDevice(cmd, nil, typed)
-	})
 	return cmd
-}
-
-// completeLine completes DEV [off].
-func (e *env) completeLine(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) == 1 {
-		return []string{"off"}, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeDevice(cmd, given, typed)
 }
 
 func lineRate(r *policy.Rate) flagValue {
@@ -144,77 +120,6 @@ func lineRate(r *policy.Rate) flagValue {
 		*r = rate
 		return err
 	}}
-}
-
-func (o *lineOptions) setFair(s string) error {
-	var share policy.Share
-	if err := share.Set(s); err != nil || share.Kind != policy.ShareHost && share.Kind != policy.ShareFlow {
-		return fmt.Errorf("%.64q is unknown; use host or flow", s)
-	}
-	o.fair = share.Kind
-	return nil
-}
-
-func (o *lineOptions) addHost(s string) error {
-	h, err := line.ParseHost(s)
-	if err != nil {
-		return err
-	}
-	for _, other := range o.hosts {
-		if other.Name == h.Name || other.MAC == h.MAC {
-			return fmt.Errorf("host %.64q has the name or address of another one; give each host once", s)
-		}
-	}
-	o.hosts = append(o.hosts, h)
-	return nil
-}
-
-func (o *lineOptions) addReflector(s string) error {
-	a, err := netip.ParseAddr(s)
-	if err != nil || a.Zone() != "" {
-		return fmt.Errorf("%.64q is not an IP address; write one such as 9.9.9.9", s)
-	}
-	o.reflectors = append(o.reflectors, a.String())
-	return nil
-}
-
-// said is the command line that asks for this line, without what concerns only how it is brought into force.
-func (o lineOptions) said(e *env, device string) string {
-	flags := ""
-	add := func(name, value string) {
-		if value != "" {
-			flags += " --" + name + " " + plain.Word(value)
-		}
-	}
-	rate := func(name string, r policy.Rate) {
-		if r != 0 {
-			add(name, r.String())
-		}
-	}
-	rate("down", o.down)
-	rate("up", o.up)
-	add("link", string(o.link))
-	if o.fair != policy.ShareNone {
-		add("fair", policy.Share{Kind: o.fair}.String())
-	}
-	for _, h := range o.hosts {
-		add("host", fmt.Sprintf("%s=%v,%v,%v", h.Name, h.MAC, h.Down, h.Up))
-	}
-	add("inside", o.inside)
-	if o.adapt {
-		flags += " --adapt"
-	}
-	rate("min", o.min)
-	for _, a := range o.reflectors {
-		add("reflector", a)
-	}
-	if o.noQueue {
-		flags += " --no-queue"
-	}
-	if strings.HasPrefix(device, "-") {
-		return plain.Command(e.netns, "line"+flags, device)
-	}
-	return plain.Command(e.netns, "line", device) + flags
 }
 
 // line limits a line.
@@ -249,7 +154,7 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return err
 		}
-		answer := report.Line{Device: dev.Name, Directions: directionsOf(l), Hosts: hostsOf(l), Policy: string(text)}
+		answer := report.Line{Device: dev.Name, Directions: directionsOf(l), Policy: string(text)}
 		if o.dryRun {
 			return e.print(answer, answer.Text)
 		}
@@ -262,7 +167,9 @@ func (e *env) line(name string, o lineOptions) error {
 			return err
 		}
 		e.sayLost(l, have)
-		e.sayServe(l)
+		if l.Adapt {
+			e.say("%s: its rates adapt only while %s runs", plain.Line(l.Device), e.suggest("serve"))
+		}
 		return degraded
 	})
 	if limited != "" && (err == nil || wasTold(err)) {
@@ -273,11 +180,14 @@ func (e *env) line(name string, o lineOptions) error {
 
 // lineOf is the line that the flags ask for on a device.
 func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line.Line, err error) {
+	var share policy.Share
+	if err := share.Set(o.fair); o.fair != "" && err != nil {
+		return l, err
+	}
 	l = line.Line{
-		Device: dev.Name, Link: string(o.link), Share: o.fair, Adapt: o.adapt, Reflectors: o.reflectors, Hosts: slices.Clone(o.hosts),
-		Up:      line.Direction{Rate: o.up, Drops: o.noQueue, Min: o.min},
-		Down:    line.Direction{Rate: o.down, Drops: o.noQueue, Min: o.min},
-		Command: o.said(e, dev.Name),
+		Device: dev.Name, Link: string(o.link), Share: share.Kind, Adapt: o.adapt, Reflectors: o.reflectors, Command: o.command,
+		Up:   line.Direction{Rate: o.up, Drops: o.noQueue, Min: o.min},
+		Down: line.Direction{Rate: o.down, Drops: o.noQueue, Min: o.min},
 	}
 	for _, d := range []line.Direction{l.Up, l.Down} {
 		if d.Rate != 0 && d.Min > d.PoolRate() {
@@ -292,7 +202,7 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 		e.say("%s: the default route leaves by %s; if that is the line, give its name instead", plain.Line(dev.Name), plain.Line(behind.Line))
 	}
 	switch {
-	case o.fair != policy.ShareNone:
+	case o.fair != "":
 	case behind.NAT.IsValid():
 		l.Share = policy.ShareFlow
 		l.Why = fmt.Sprintf("The hosts of %v on %s most likely have one address on the line (NAT), so they cannot be told apart", behind.NAT, plain.Line(behind.Via))
@@ -312,14 +222,6 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 		l.Down.Drops, l.Down.Why = true, "Excess packets cannot be queued: "+why.Error()
 		e.say("%s ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: %w", plain.Line(dev.Name), why)
 	}
-	for i := range l.Hosts {
-		if l.Hosts[i].Device, err = insideOf(l.Hosts[i], dev, o.inside); err != nil {
-			return l, err
-		}
-		if err := l.Hosts[i].CheckName(); err != nil {
-			return l, inputError(err)
-		}
-	}
 	return l, nil
 }
 
@@ -332,35 +234,6 @@ func unqueued(dev netinfo.Device) error {
 		return err
 	}
 	return nil
-}
-
-// insideOf is the device on which a host is limited.
-func insideOf(h line.Host, dev netinfo.Device, given string) (string, error) {
-	var inside netinfo.Device
-	var names []string
-	var err error
-	if given == "" {
-		names, err = netinfo.NeighbourDevices(h.MAC)
-	} else if inside, err = device(given); err == nil {
-		names = []string{inside.Name} // given may be an alternative one
-	}
-	if err != nil {
-		return "", err
-	}
-	switch {
-	case len(names) == 0:
-		return "", inputf("host %s: %v is no neighbour now; say on which device it is, such as --inside br-lan", plain.Line(h.Name), h.MAC)
-	case len(names) > 1:
-		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(plain.Lines(names)))
-	case names[0] == dev.Name:
-		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
-	case given != "" && inside.Master != 0:
-		if bridge, here, err := netinfo.DeviceByIndex(inside.Master); err == nil && here && bridge.Kind == "bridge" {
-			return "", inputf("host %s: %s is a port of the bridge %s, which has the neighbours; give --inside %s",
-				plain.Line(h.Name), plain.Line(names[0]), plain.Line(bridge.Name), plain.Word(bridge.Name))
-		}
-	}
-	return names[0], nil
 }
 
 // directionsOf says what a line is limited to.
@@ -394,78 +267,36 @@ func directionsOf(l line.Line) []report.LineDirection {
 	return all
 }
 
-// hostsOf says what hosts of a line are limited to.
-func hostsOf(l line.Line) []report.LineHost {
-	all := []report.LineHost{}
-	for _, h := range l.Hosts {
-		all = append(all, report.LineHost{
-			Name: h.Name, MAC: h.MAC.String(), Device: h.Device, Down: uint64(h.Down), Up: uint64(h.Up),
-			Sentence: fmt.Sprintf("%s: host %s (%v) gets at most %v, and sends at most %v; what is beyond that is dropped", plain.Line(h.Device), plain.Line(h.Name), h.MAC, h.Down, h.Up),
-		})
-	}
-	return all
-}
-
-// sayServe says what of a line takes a running serve.
-func (e *env) sayServe(l line.Line) {
-	if l.Adapt {
-		e.say("%s: its rates adapt only while %s runs", plain.Line(l.Device), e.suggest("serve"))
-	}
-	if len(l.Hosts) > 0 {
-		e.say("%s: hosts are limited at new addresses only while %s runs, with the policy that --dry-run prints", plain.Line(l.Device), e.suggest("serve", "FILE"))
-	}
-}
-
 // planLine returns the tables of the policy of a line, and with them all that no line has made.
 func planLine(have line.Split, text []byte) (want, tables []policy.Table, err error) {
 	f, err := policyfile.Parse("the policy of the line", text)
 	if err != nil {
 		return nil, nil, err
 	}
-	devices, err := policyDevices(f)
+	made, err := goalOf(f)
 	if err != nil {
 		return nil, nil, err
 	}
-	if tables, _, err = f.Tables(devices); err != nil {
-		return nil, nil, err
-	}
-	if want, err = have.With(tables); err != nil {
+	if want, err = have.With(made.tables); err != nil {
 		return nil, nil, inputf("%w; nothing was changed", err)
 	}
-	return want, tables, nil
+	return want, made.tables, nil
 }
 
 // applyLine brings into force what planLine returned.
 func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, want, tables []policy.Table) (_ *report.Applied, degraded, err error) {
-	queues := func(d line.Direction) bool { return d.Rate != 0 && !d.Drops }
-	if queues(l.Up) || queues(l.Down) {
-		if err := fq.Check(); errors.Is(err, fq.ErrNoFQ) {
-			return nil, nil, exitError{fmt.Errorf("%w; load that module, use a kernel that has it, or give --no-queue", err), exitMissing}
-		}
-	}
 	concerned := have.Devices() // some of which may have no part in the line any more
 	for _, t := range tables {
 		concerned = append(concerned, t.Device)
 	}
 	done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Author: e.author(), Devices: concerned})
-	if errors.Is(err, fq.ErrNoIfb) {
+	if errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) {
 		return nil, nil, exitError{fmt.Errorf("%w; load that module, use a kernel that has it, or give --no-queue", err), exitMissing}
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	e.sayHosts(l, tables)
 	return e.lineApplied(n, l.Device, done)
-}
-
-// sayHosts tells which hosts have no address yet that could be limited.
-func (e *env) sayHosts(l line.Line, tables []policy.Table) {
-	for _, h := range l.Hosts {
-		follows := func(r policy.Rule) bool { return r.Label.Host == h.MAC }
-		if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() && slices.ContainsFunc(t.Rules, follows) }) {
-			e.say("%s: host %s (%v) has no address here now; it is limited when %s sees one", plain.Line(h.Device), plain.Line(h.Name), h.MAC, e.suggest("serve", "FILE"))
-		}
-	}
 }
 
 // sayLost tells what an earlier command limited and this one does not.
@@ -477,13 +308,6 @@ func (e *env) sayLost(l line.Line, have line.Split) {
 	}{{policy.Egress, "uploads", l.Up.Rate}, {policy.Ingress, "downloads", l.Down.Rate}} {
 		if of.rate == 0 && have.Limits(of.is) {
 			e.say("%s: %s are not limited any more; to limit them, give both --down and --up", plain.Line(l.Device), of.what)
-		}
-	}
-	hosts := have.Hosts()
-	for _, name := range slices.Sorted(stdmaps.Keys(hosts)) {
-		mac := hosts[name]
-		if !slices.ContainsFunc(l.Hosts, func(h line.Host) bool { return h.MAC == mac }) {
-			e.say("%s: host %s (%v) is not limited any more; to limit it, give --host again", plain.Line(l.Device), plain.Line(name), mac)
 		}
 	}
 }

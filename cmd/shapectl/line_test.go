@@ -218,22 +218,15 @@ func TestLineRefused(t *testing.T) {
 		"unlimited":            {"", "line va --up unlimited", "leave the flag out for a direction without a limit"},
 		"no unit":              {"", "line va --up 1mb", "ambiguous"},
 		"a link of cells":      {"", "line va --up 1mbit --link atm", "counts ATM cells, which is not supported"},
-		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use host or flow"},
+		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use one of host, flow"},
 		"a rate twice":         {"", "line va --up 1mbit --up 2mbit", "it was given already"},
 		"min without adapt":    {"", "line va --up 1mbit --min 100kbit", "give --adapt, too"},
 		"reflector, no adapt":  {"", "line va --up 1mbit --reflector 9.9.9.9", "give --adapt, too"},
 		"a name as reflector":  {"", "line va --up 1mbit --adapt --reflector dns.example", "is not an IP address"},
-		"inside, no host":      {"", "line va --up 1mbit --inside vb", "give --host, too"},
 		"min above the rate":   {"", "line va --up 1mbit --adapt --min 1mbit", "--min 1mbit is above 950kbit, which is what a line of 1mbit gets"},
 		"dry run with confirm": {"", "line va --up 1mbit --dry-run --confirm 9s", "leave one of them out"},
-		"a host without MAC":   {"", "line va --up 1mbit --host tablet=192.168.1.5,1mbit", "does not have six bytes"},
-		"a host twice":         {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --host b=3c:22:fb:12:34:56,2mbit", "give each host once"},
-		"a host nowhere":       {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit", "say on which device it is, such as --inside br-lan"},
-		"a host on the line":   {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside va", "va is the line itself"},
-		"inside is no device":  {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside vx", "there is no device vx"},
 		"a rule for all":       {"set va egress any --rate 1mbit", homeLine, "va egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl delete va egress 0.0.0.0/0'; nothing was changed"},
 		"the same, dry run":    {"set va egress any --rate 1mbit", homeLine + " --dry-run", "va egress has a rule for 0.0.0.0/0 that this line did not make"},
-		"a long name":          {"", homeLine + " --host " + strings.Repeat("x", 60) + "=3c:22:fb:12:34:56,1mbit --inside vb", "the name is too long for a pool on vb by 7 bytes; shorten it"},
 		"such a pool":          {"set va\u00a0egress --new --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
@@ -262,7 +255,6 @@ func TestLineRefused(t *testing.T) {
 		})
 	}
 	r := newRig(t)
-	r.refused(exitInput, "the name of the device is empty", "line", "", "--up", "1mbit")
 	if fq.Check() != nil {
 		r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
 			fields("line va --up 1mbit")...)
@@ -357,61 +349,17 @@ func TestLineWithoutLinkHeader(t *testing.T) {
 	}
 }
 
-// A host is limited on the device at which it is a neighbour.
-func TestLineHost(t *testing.T) {
+// A line says what it does not limit, and what looks like a mistake.
+func TestLineWarns(t *testing.T) {
 	r := newRig(t)
-	testenv.Veth(t, "lan", "host")
-	mac := []byte{0x3c, 0x22, 0xfb, 0x12, 0x34, 0x56}
-	neighbour := func(device, a string) {
-		addr, err := netlink.ParseAddr(a + "/24")
-		testenv.Must(t, err)
-		testenv.Must(t, netlink.NeighAdd(&netlink.Neigh{LinkIndex: testenv.Link(t, device).Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.IP, HardwareAddr: mac}))
-	}
-	neighbour("lan", "192.168.1.7")
-	const tablet = " --host tablet=3c:22:fb:12:34:56,5mbit,1mbit"
-	want := `  lan:
-    egress:     # to the hosts
-      "3c:22:fb:12:34:56": {rate: 5mbit, name: "tablet", line: "va"}
-    ingress:    # from the hosts
-      "3c:22:fb:12:34:56": {rate: 1mbit, name: "tablet", line: "va"}
-`
-	if text := r.in(homeLine + tablet + " --dry-run"); !strings.HasSuffix(text, want) {
-		t.Errorf("the policy is %s", text)
-	}
-	neighbour("vb", "192.168.2.7")
-	r.refused(exitInput, "3c:22:fb:12:34:56 is a neighbour on lan, vb; say with --inside on which one it is limited", fields(homeLine+tablet)...)
-	if text := r.in(homeLine + tablet + " --inside lan --dry-run"); !strings.HasSuffix(text, want) {
-		t.Errorf("the policy is %s", text)
-	}
-	testenv.Must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}))
-	testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, "host"), testenv.Link(t, "br")))
-	r.refused(exitInput, "host is a port of the bridge br, which has the neighbours; give --inside br", fields(homeLine+tablet+" --inside host")...)
-	testenv.Must(t, netlink.LinkAddAltName(testenv.Link(t, "lan"), "guests"))
-	if text := r.in(homeLine + tablet + " --inside guests --dry-run"); !strings.HasSuffix(text, want) {
-		t.Errorf("by an alternative name of the device, the policy is %s", text)
-	}
-	limits := func() (n int) {
-		for _, row := range r.rows("show", "lan") {
-			if row.Name == "tablet" && row.CIDR == "192.168.1.7/32" && strings.HasSuffix(row.Within, " tablet") {
-				n++
-			}
+	r.in(homeLine)
+	for line, says := range map[string]string{
+		"line va --down 5mbit --up 10mbit --no-queue": "va: uploads are faster than downloads; if the rates are swapped, give --down 10mbit --up 5mbit",
+		"line va --up 10mbit --no-queue":              "va: downloads are not limited any more",
+	} {
+		if got := r.run(fields(line)...); !strings.Contains(got.err, says) {
+			t.Errorf("%s warns %s", line, got.err)
 		}
-		return n
-	}
-	if r.in(homeLine + tablet + " --inside lan"); limits() != 2 {
-		t.Errorf("the host is limited in %d directions", limits())
-	}
-	if got := r.run(fields(homeLine)...); limits() != 0 || !strings.Contains(got.err, "host tablet (3c:22:fb:12:34:56) is not limited any more") {
-		t.Errorf("without --host, the host is still limited in %d directions; %s", limits(), got.err)
-	}
-	if got := r.run(fields(homeLine + " --inside lan --host tv=3c:22:fb:00:00:01,5mbit")...); !strings.Contains(got.err, "lan: host tv (3c:22:fb:00:00:01) has no address here now") {
-		t.Errorf("of a host without an address it says %s", got.err)
-	}
-	if got := r.run(fields("line va --down 5mbit --up 10mbit --no-queue")...); !strings.Contains(got.err, "va: uploads are faster than downloads; if the rates are swapped, give --down 10mbit --up 5mbit") {
-		t.Errorf("of swapped rates it says %s", got.err)
-	}
-	if got := r.run(fields("line va --up 10mbit --no-queue")...); !strings.Contains(got.err, "va: downloads are not limited any more") {
-		t.Errorf("without --down it says %s", got.err)
 	}
 }
 
@@ -437,7 +385,7 @@ func TestLineAdapt(t *testing.T) {
 
 func TestCompleteLine(t *testing.T) {
 	r := newRig(t)
-	for line, want := range map[string]string{"line v": "va", "line va ": "off", "line va --link ": "docsis", "line va --fair ": "host", "line va --inside v": "vb", "line va --d": "--down"} {
+	for line, want := range map[string]string{"line v": "va", "line va ": "off", "line va --link ": "docsis", "line va --fair ": "host", "line va --d": "--down"} {
 		words := strings.Split(r.run(append([]string{"__complete"}, strings.Split(line, " ")...)...).out, "\n")
 		if !slices.ContainsFunc(words, func(w string) bool { return w == want || strings.HasPrefix(w, want+"\t") }) {
 			t.Errorf("%s: %q, want %s", line, words, want)

@@ -27,13 +27,7 @@ const (
 
 // addKind adds --kind.
 func addKind(f *pflag.FlagSet, kind *string) {
-	kinds := []string{kindRule, kindPool, kindDevice}
-	f.Var(flagValue{strings.Join(kinds, "|"), "", func(s string) error {
-		if *kind = s; !slices.Contains(kinds, s) {
-			return fmt.Errorf("kind %q is unknown; use %s", s, strings.Join(kinds, " or "))
-		}
-		return nil
-	}}, "kind", "only what is there, and only of this kind")
+	f.Var(choice(kind, kindRule, kindPool, kindDevice), "kind", "only what is there, and only of this kind")
 }
 
 // A namedHook is a hook and some of its rules.
@@ -109,18 +103,8 @@ type search struct {
 	pool     policy.Rule // the one of that name, if its Pool is set
 	otherWay bool        // rules of the other direction have that name
 	host     bool        // a host of that name has a pool, which delete means
-	similar  string      // another name that may be meant if nothing has this one, or "". It is
-	noted    bool        // that of the only rules whose note has the word
+	similar  string      // another name that may be meant if nothing has this one, or ""
 	isPlan   bool        // rules follow a plan with that name
-}
-
-// hint asks whether another name is meant, after what was searched for.
-func (found search) hint() string {
-	hint := "did you mean " + plain.Word(found.similar)
-	if found.noted {
-		hint += ", whose note has it"
-	}
-	return hint + "?"
 }
 
 // meantName returns the name of rules that somebody means who writes a name or an ID. It returns what was written if that is a
@@ -143,9 +127,6 @@ func meantName(n *loader.Namespace, hooks []*loader.Hook, written string) string
 
 // withNamed runs f on what was found for exactly this name.
 func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of ruleName, found search) error) error {
-	if of.name == "" {
-		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
-	}
 	return e.with(loader.Write, verb+" "+plain.Line(of.name), func(n *loader.Namespace) error {
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
@@ -198,38 +179,29 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 			return err
 		}
 		if found.kind == "" && !of.isNew {
-			found.similar, found.noted = similarTo(n, of, hooks)
+			found.similar = similarTo(n, of, hooks)
 		}
 		return f(n, of, found)
 	})
 }
 
-// similarTo returns another name that may be meant, or "", and whether it is that of the only rules whose note has the word.
-func similarTo(n *loader.Namespace, of ruleName, hooks []*loader.Hook) (similar string, noted bool) {
-	var others, inNotes []string
-	rank := filterRules{label: of.name}.ranks() // as show searches
+// similarTo returns another name that may be meant, or "".
+func similarTo(n *loader.Namespace, of ruleName, hooks []*loader.Hook) string {
+	var others []string
 	for _, h := range hooks {
-		if !of.mayBe(kindRule) || of.direction != nil && h.Direction != *of.direction {
-			continue
-		}
-		for _, r := range h.Rules() {
-			others = append(others, r.Label.Name)
-			if r.Label.Name != "" && rank(r.Label) == leastRank {
-				inNotes = append(inNotes, r.Label.Name)
+		if of.mayBe(kindRule) && (of.direction == nil || h.Direction == *of.direction) {
+			for _, r := range h.Rules() {
+				others = append(others, r.Label.Name)
 			}
 		}
 	}
 	if of.mayBe(kindPool) {
 		others = append(others, poolNames(n)...)
 	}
-	if similar = plain.SimilarName(of.name, others); of.mayBe(kindDevice) {
-		similar = nearest(of.name, others)
+	if of.mayBe(kindDevice) {
+		return nearest(of.name, others)
 	}
-	slices.Sort(inNotes)
-	if inNotes = slices.Compact(inNotes); similar == "" && len(inNotes) == 1 {
-		return inNotes[0], true
-	}
-	return similar, false
+	return plain.SimilarName(of.name, others)
 }
 
 // meaning returns the kind of the one thing that a name stands for; "" for none. If there are several, the error has a command
@@ -385,7 +357,7 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 	case policyfile.IsPattern(of.name):
 		return inputf("%s, and %s NAME takes no pattern; to change several at one moment, edit the policy file, and run %s", says, verb, e.suggest("apply", "FILE"))
 	case found.similar != "":
-		return inputf("%s; %s%s", says, found.hint(), makes)
+		return inputf("%s; did you mean %s?%s", says, plain.Word(found.similar), makes)
 	}
 	return inputf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
 }
@@ -393,32 +365,25 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 // setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools, or the only one
 // has the name: whoever gives such rules a rate means one for all of them. It reports whether it did.
 func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
-	ofShared := func(o *policy.Option) bool { return isOfPool(o) && o.Name != "guarantee" && o.Name != "weight" }
-	ofPool := isOfPool
-	if limit.Gives("within") { // in the other pool
-		ofPool = ofShared
-	}
-	flags, ofRules := limit.split(ofPool)
-	ofRule := limit.Gives("rate") && (limit.Rate == policy.Unlimited || limit.Gives("within"))
-	if of.kind != "" || flags == "" || ofRule {
+	isOfRule := func(o *policy.Option) bool { return o.Name == "guarantee" || o.Name == "weight" }
+	ofPool := func(o *policy.Option) bool { return isOfPool(o) && !(limit.Gives("within") && isOfRule(o)) } // in the other pool
+	flags, ofRules := limit.written(ofPool)
+	exempts := limit.Gives("rate") && (limit.Rate == policy.Unlimited || limit.Gives("within"))
+	if of.kind != "" || flags == "" || exempts {
 		return false, nil
 	}
 	var pools []policy.Rule
-	var rates, commands []string // first those for rules
-	all, without, within := 0, 0, 0
-	tree := poolTree(n)
+	var rates []string
+	all, own, within, tree := 0, 0, 0, poolTree(n)
 	for _, h := range rules {
 		for _, r := range h.rules {
 			all++
-			own := r.Rate != policy.Unlimited || r.Within == ""
-			if !own {
-				without++
-			}
-			if own || limit.Gives("rate") && without == 1 {
-				commands = append(commands, e.suggest("set"+of.flags, h.Name(), h.Direction.String(), r.Prefix.String()))
-			}
 			name := string(r.Within)
-			if own || slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
+			if r.Rate != policy.Unlimited || name == "" {
+				own++
+				continue
+			}
+			if slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
 				continue
 			}
 			pool, found := findPool(n, name)
@@ -429,28 +394,27 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
 	}
-	forRules := len(commands)
-	for _, p := range pools {
-		commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), p.Label.Name))
-	}
 	shared := within > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
-	case without == 0, shared && limit.written(ofShared) == "":
+	case pools == nil, shared && !slices.ContainsFunc(limit.Given(), func(o *policy.Option) bool { return ofPool(o) && !isOfRule(o) }):
 		return false, nil
 	case ofRules != "":
 		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",
 			ofRules, flags, plain.List(rates))
-	case without < all:
-		why = "only some of these rules have a rate of their own, and others that of a pool: " + plain.List(rates)
+	case own > 0:
+		why = "only some of these rules have a rate of their own, and others that of a pool"
 	case shared:
-		why = "these rules share the rate of a pool with others: " + plain.List(rates)
+		why = "these rules share the rate of a pool with others"
 	case limit.Gives("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
-		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[forRules:]
+		why = "the pools of these rules have different rates"
 	default:
 		return true, e.changePools(n, limit, pools...)
 	}
-	return false, inputf("%s; nothing was changed; %s", why, e.either(commands))
+	h := rules[0]
+	return false, inputf("%s: %s; nothing was changed; name a pool, as in %s, or a rule, as in %s", why, plain.List(rates),
+		e.suggest("set --kind pool"+flags+e.how(), pools[0].Label.Name),
+		e.suggest("set"+of.flags, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
 }
 
 // isOfPool reports whether an option of rules that have only the rate of their own pool is meant for that.
@@ -458,56 +422,28 @@ func isOfPool(o *policy.Option) bool {
 	return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || slices.Contains([]string{"rate", "algorithm", "guarantee", "weight", "shadow"}, o.Name))
 }
 
-// either tells of several commands that somebody may mean. Only one of them can be pending.
-func (e *env) either(commands []string) string {
-	const few = 3
-	write := "write " + strings.Join(commands[:min(few, len(commands))], " or ")
-	if len(commands) > few {
-		write += ", and so on"
-	}
-	if e.confirm > 0 && len(commands) > 1 {
-		write += fmt.Sprintf("; to change several at one moment, edit what %s prints, and run %s",
-			e.suggest("export"), e.suggest("apply"+e.how(), "FILE"))
-	}
-	return write
-}
-
 // checkOneRate returns an error if rules with different rates would get one: whoever gave them different rates, such as
 // for down and up, hardly means one rate for all. An exemption is meant for all.
 func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) error {
-	if !limit.Gives("rate") || limit.Rate == policy.Unlimited || sameRate(rules) {
+	if !limit.Gives("rate") || limit.Rate == policy.Unlimited {
 		return nil
 	}
-	var rates, commands []string
+	var rates []string // an example of each
+	known := map[policy.Rate]bool{}
 	for _, h := range rules {
-		if where := plain.Line(h.Name()) + " " + h.Direction.String(); sameRate([]namedHook{h}) {
-			rates = append(rates, fmt.Sprintf("%s has %v", where, h.rules[0].Rate))
-		} else {
-			for _, r := range h.rules {
-				rates = append(rates, fmt.Sprintf("%s %v has %v", where, r.Prefix, r.Rate))
+		for _, r := range h.rules {
+			if !known[r.Rate] {
+				known[r.Rate] = true
+				rates = append(rates, fmt.Sprintf("%s %s %v has %v", plain.Line(h.Name()), h.Direction, r.Prefix, r.Rate))
 			}
 		}
 	}
-	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		its := slices.DeleteFunc(slices.Clone(rules), func(h namedHook) bool { return h.Direction != d })
-		if of.direction == nil && len(its) > 0 && len(its) < len(rules) && sameRate(its) {
-			commands = append(commands, e.named("set", of.kind, ruleName{name: of.name, direction: &d, flags: of.flags}))
-			continue
-		}
-		for _, h := range its {
-			for _, r := range h.rules {
-				commands = append(commands, e.suggest("set"+of.flags, h.Name(), d.String(), r.Prefix.String()))
-			}
-		}
+	if len(rates) < 2 {
+		return nil
 	}
-	return inputf("these rules have different rates: %s; nothing was changed; %s", plain.List(rates), e.either(commands))
-}
-
-// sameRate reports whether all rules of hooks have the same rate.
-func sameRate(hooks []namedHook) bool {
-	return !slices.ContainsFunc(hooks, func(h namedHook) bool {
-		return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return r.Rate != hooks[0].rules[0].Rate })
-	})
+	h := rules[0]
+	return inputf("these rules have different rates: %s; nothing was changed; give a direction, or name one rule, as in %s",
+		plain.List(rates), e.suggest("set"+of.flags, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
 }
 
 // deleteNamed deletes the rules that have a name, those for any of a device, or the pool.

@@ -117,26 +117,21 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 	}
 }
 
-// Rules with different rates do not get one by their name alone. Each command of the error changes only what it should.
+// Rules with different rates do not get one by their name alone.
 func TestSetNamedDifferentRates(t *testing.T) {
 	r := newNamedRig(t)
 	r.ok("set", "alice", "ingress", "--rate", "2mbit")
 	before := r.labelled()
-	r.refused(exitInput, "set alice: these rules have different rates: va egress has 10mbit, va ingress has 2mbit, vc egress has 10mbit; nothing was changed; "+
-		"write 'shapectl set --rate 20mbit --note x alice egress' or 'shapectl set --rate 20mbit --note x alice ingress'",
+	r.refused(exitInput, "set alice: these rules have different rates: va egress 10.0.0.7/32 has 10mbit, va ingress 10.0.0.7/32 has 2mbit; nothing was changed; "+
+		"give a direction, or name one rule, as in 'shapectl set --rate 20mbit --note x va egress 10.0.0.7/32'",
 		"set", "alice", "--rate", "20mbit", "--note", "x")
-	r.refused(exitInput, "; to change several at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 1m0s FILE'",
-		"set", "alice", "--rate", "20mbit", "--confirm", "60s")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
 	}
 
 	// As after an import with --upload: both directions are egress.
 	r.ok("set", "vc", "egress", "10.9.0.0/24", "--rate", "1mbit", "--each", "host")
-	const commands = "write 'shapectl set --rate 20mbit va egress 10.0.0.7/32' or 'shapectl set --rate 20mbit va egress 2001:db8:7::/64' " +
-		"or 'shapectl set --rate 20mbit vc egress 10.9.0.0/24'"
-	r.refused(exitInput, "va egress has 10mbit, vc egress has 1mbit; nothing was changed; "+commands, "set", "alice", "egress", "--rate", "20mbit")
-	r.refused(exitInput, commands+", and so on", "set", "alice", "--rate", "20mbit")
+	r.refused(exitInput, "va egress 10.0.0.7/32 has 10mbit, vc egress 10.9.0.0/24 has 1mbit; nothing was changed", "set", "alice", "egress", "--rate", "20mbit")
 	r.ok("set", "alice", "--excess", "drop") // no rate is no question
 	if said := r.ok("set", "alice", "--rate", "unlimited"); strings.Count(said, "\n") != 4 {
 		t.Errorf("an exemption of all: %s", said)
@@ -226,7 +221,7 @@ func TestDeleteDevice(t *testing.T) {
 		t.Errorf("delete va ingress says\n%s", said)
 	}
 	r.ok("delete", "--kind", "device", "va")
-	r.prints("nothing to delete: va has no rule for any\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
+	r.prints("nothing to delete: no rule for any on va\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
 	r.refused(exitInput, "there is no device vaa; did you mean va?", "delete", "--kind", "device", "vaa")
 	r.prints("[]\n", "delete", "-j", "vb")
 }
@@ -270,8 +265,8 @@ func TestKind(t *testing.T) {
 		"set --kind pool va egress any --rate 1mbit":      "a pool has only a name",
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
 		"set --kind device alice --rate 1mbit":            "there is no device alice",
-		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
-		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
+		"set --kind roof alice --rate 1mbit":              "use one of rule, pool, device",
+		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "no egress rule for 10.0.0.9/32 on va; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
@@ -293,7 +288,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("apply", r.policy("devices: {va: {pool: 50mbit, egress: {any: {}}, ingress: {any: {}}}}\n"))
 	r.ok("set", "va", "--rate", "60mbit")
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
-		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
+		"name a pool, as in 'shapectl set --kind pool --rate 7mbit va', or a rule, as in 'shapectl set --rate 7mbit va egress 0.0.0.0/0'", "set", "va", "egress", "--rate", "7mbit")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
 	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, 'shapectl set --rate 7mbit va egress' for egress, or 'shapectl set --rate 7mbit va ingress' for ingress",
 		"set", "va", "--rate", "7mbit")
@@ -346,10 +341,9 @@ func TestSetRulesOfDeletedPool(t *testing.T) {
 	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
 	testenv.Must(t, err)
 	defer n.Close()
-	var limit limitFlags
-	testenv.Must(t, limit.Give(policy.FindOption("rate"), "1mbit"))
+	limit := limitGiven(t, "--rate 1mbit")
 	rules := []namedHook{{n.Pools(), []maps.Entry{{Rule: policy.Rule{Rate: policy.Unlimited, Within: "up"}}}}}
-	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, limit)
+	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, *limit)
 	if err == nil || err.Error() != "pool up was just deleted; nothing was changed; see 'shapectl show alice'" {
 		t.Error(err)
 	}
@@ -381,6 +375,16 @@ func TestExportAfterSet(t *testing.T) {
 	}
 }
 
+// limitGiven is what flags say.
+func limitGiven(t *testing.T, flags string) *limitFlags {
+	var limit limitFlags
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	limit.add(f, "", func(*policy.Option) bool { return true })
+	testenv.Must(t, f.Parse(strings.Fields(flags)))
+	limit.mark(f)
+	return &limit
+}
+
 // Options that have no use beside the given ones are not kept. The others are.
 func TestKeptOptions(t *testing.T) {
 	for _, c := range []struct{ have, given, want string }{
@@ -393,18 +397,10 @@ func TestKeptOptions(t *testing.T) {
 		{"--algorithm leaky --penalty fill", "--algorithm gcra", "algorithm leaky -> gcra, penalty fill -> none"},
 		{"--within up --guarantee 1mbit --excess delay --queue 20ms --ecn-above never", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
 	} {
-		set := func(flags string) limitFlags {
-			var limit limitFlags
-			f := pflag.NewFlagSet("", pflag.ContinueOnError)
-			limit.add(f, "", func(*policy.Option) bool { return true })
-			testenv.Must(t, f.Parse(strings.Fields(flags)))
-			limit.mark(f)
-			return limit
-		}
-		have, err := set("--rate 10mbit --name alice " + c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
+		have, err := limitGiven(t, "--rate 10mbit --name alice "+c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		testenv.Must(t, err)
 		have = have.On(14)
-		given := set(c.given)
+		given := limitGiven(t, c.given)
 		got, err := given.over(&have, 14)
 		testenv.Must(t, err)
 		var changes []string
@@ -442,9 +438,8 @@ func TestNamedRefused(t *testing.T) {
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
 	r.refused(exitInput, "no rule, plan or pool has that name; did you mean alice?", "show", "alcie")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
-	r.refused(exitInput, "no rule or pool has that name; did you mean 'alice b', whose note has it?", "set", "1007", "--rate", "1mbit")
 	r.refused(exitInput, "there is no device vaa; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
-	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
+	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit")
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {
 		says := "no rule or pool has that name; 'shapectl show --sort name' lists the names"
 		if name == "gold" {
@@ -454,8 +449,7 @@ func TestNamedRefused(t *testing.T) {
 		r.refused(exitInput, says, "delete", name)
 	}
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "delete", "alcie")
-	r.refused(exitInput, "the name is empty", "set", "", "--rate", "1mbit")
-	r.refused(exitInput, "the name is empty", "delete", "")
+	r.refused(exitInput, "argument 1 is empty", "set", "", "--rate", "1mbit")
 	r.refused(exitInput, "va egress 10.0.0.7/32: each /64", "set", "alice", "--each", "/64")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
@@ -475,7 +469,7 @@ func TestNamedRefused(t *testing.T) {
 		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va' for the rules for any of the device",
 			kind, strings.Replace(kind, kindRule, kindDevice, 1)), args...)
 	}
-	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
+	r.refused(exitInput, "write shapectl set --each host --rate 1mbit --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
 }
 

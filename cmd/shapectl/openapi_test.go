@@ -23,8 +23,7 @@ var apiAnswers = map[string][]string{
 	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"},
 	"line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
-	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
-	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
+	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
 	"events": {"Event", "value"},
 }
 
@@ -90,17 +89,12 @@ func requestSchema(c apiCommand, cmd *cobra.Command) object {
 		}
 		properties[f.Name] = of
 	})
-	for _, name := range c.contents {
-		of := object{"type": "string", "description": "the text of the file " + strings.ToUpper(name)}
-		if slices.Contains(inBase64, name) {
-			of["contentEncoding"], of["description"] = "base64", "the file "+strings.ToUpper(name)+", in base64"
-		}
-		properties[name] = of
+	if c.isArgument(policyText) {
+		properties[policyText] = object{"type": "string", "description": "the text of the file POLICY"}
 	}
 	if c.name == topOnce.name {
 		properties["running"] = object{"type": "boolean", "description": "answer with what serve --rtt measures anyway, with an interval of 0 if it does not, and start nothing"}
 	}
-	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}
 	return object{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
@@ -210,10 +204,10 @@ func TestReferenceAPI(t *testing.T) {
 	}
 }
 
-// notInAPI are the commands that make no sense in a request, or have a handler of their own. Those of clusters connect to a
-// store: a request must not choose where the server connects to.
+// notInAPI are the commands that do not deal with the limits of this host, or have a handler of their own. Those of clusters
+// connect to a store: a request must not choose where the server connects to.
 var notInAPI = []string{
-	"shapectl", "import", "completion", "help", "serve", "top", "cluster", "cluster status", "cluster forget",
+	"shapectl", "import", "import libreqos", "import nft", "replay", "completion", "help", "serve", "top", "cluster", "cluster status", "cluster forget",
 }
 
 // TestAPIHasAllCommands sees that a new command is in the API, or is left out on purpose, and that no request names a
@@ -232,7 +226,7 @@ func TestAPIHasAllCommands(t *testing.T) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			kind, _ := pflag.UnquoteUsage(f)
 			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "pattern", "meter", "dscp=colour,..."}
-			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") && !slices.Contains(apiCommands[i].contents, f.Name) {
+			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") {
 				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
 			}
 		})

@@ -121,16 +121,15 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 	}
 	path, body := c.path(), []byte(nil)
 	if c.method() == http.MethodPost {
-		for _, name := range c.contents {
-			_, text, err := e.readPolicy(given[name][0])
-			if text != nil {
-				e.contents = map[string][]byte{given[name][0]: text} // the command cannot read a pipe again
-			}
-			if err != nil {
-				return 0, false // which the command tells
-			}
-			given[name] = []string{string(text)}
+		name := given[policyText][0]
+		_, text, err := e.readPolicy(name)
+		if text != nil {
+			e.contents = map[string][]byte{name: text} // the command cannot read a pipe again
 		}
+		if err != nil {
+			return 0, false // which the command tells
+		}
+		given[policyText] = []string{string(text)}
 		body, err = json.Marshal(given)
 		must(err)
 	} else {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,19 +10,15 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"math"
 	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
@@ -31,18 +26,6 @@ import (
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// engines are the choices of --engine.
-const engines = "kernel|model"
-
-// Bounds on the replay of a request, which takes memory and time of serve. It also takes at most longestRequest.
-const (
-	mostUnpacked = 32 << 20 // bytes of the trace
-	mostPackets  = 1_000_000
-	mostKeys     = 100_000 // buckets and sharers
-)
-
-var errTooMuch = errors.New("there are too many packets, buckets or sharers")
 
 // policyFlags select the rules of a policy file.
 type policyFlags struct {
@@ -141,13 +124,7 @@ With --summary, one object describes the whole trace.`,
 	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")
 	once(cmd.Flags(), &o.policy.direction, "direction", "and for this direction")
 	cmd.Flags().Lookup("direction").DefValue = "" // it has none
-	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
-		if !slices.Contains(strings.Split(engines, "|"), s) {
-			return fmt.Errorf("engine %.64q is unknown; use kernel or model", s)
-		}
-		o.engine = s
-		return nil
-	}}, "engine", "what computes the verdicts")
+	once(cmd.Flags(), choice(&o.engine, "model", "kernel"), "engine", "what computes the verdicts")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw plots of rates and levels into this `file` (.html)")
 	must(cmd.MarkFlagFilename("plot", "html"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
@@ -167,36 +144,22 @@ func (o *replayOptions) checkPlot(given bool) error {
 }
 
 func (e *env) replay(o replayOptions) error {
-	file, size, err := e.open(o.trace)
+	file, err := e.open(o.trace)
 	if err != nil {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
 	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
-	unpacked := int64(math.MaxInt64)
-	if e.contents != nil {
-		ctx, stop = context.WithTimeout(ctx, longestRequest)
-		defer stop()
-		unpacked = mostUnpacked
-	}
-	read := progress{what: "bytes read", of: size, begun: time.Now()}
-	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
-		read.to = e.screen
-	}
-	defer read.finish()
-	in, err := trace.OpenUpTo(io.TeeReader(interruptible(ctx, file), &read), unpacked)
+	in, err := trace.Open(interruptible(ctx, file))
 	if err == nil {
-		err = e.replayAll(ctx, o, in, &read)
+		err = e.replayAll(ctx, o, in)
 	} else if ctx.Err() == nil {
 		err = inputError(err)
 	}
 	switch {
 	case err == nil || errors.Is(err, errDegraded): // which was told
 		return err
-	case errors.Is(err, errTooMuch), errors.Is(err, trace.ErrTooLong), errors.Is(err, context.DeadlineExceeded):
-		err = inputf("%w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
-			err, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
 	case errors.Is(err, context.Canceled):
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
@@ -204,7 +167,7 @@ func (e *env) replay(o replayOptions) error {
 }
 
 // replayAll replays a trace and reports what happened to its packets, also if the trace ends early.
-func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, read *progress) error {
+func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader) error {
 	limits, err := o.limits(in)
 	if o.policy.file != "" {
 		limits, err = e.policyLimits(o.policy, in)
@@ -234,11 +197,10 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 		}
 	}
 	ended := e.offerAll(ctx, run, in, each)
-	read.finish()
 	if lines != nil { // also before an error
 		err = lines.Flush()
 	}
-	early := errors.As(ended, new(trace.DamagedError)) && !errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.Canceled)
+	early := errors.As(ended, new(trace.DamagedError)) || errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
 		return errors.Join(ended, err)
 	}
@@ -277,9 +239,6 @@ func (e *env) offerAll(ctx context.Context, run *replay.Run, in *trace.Reader, e
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if n%1024 == 0 && e.contents != nil && (n > mostPackets || run.Engine.(*replay.Model).Keys() > mostKeys) {
-			return errTooMuch
-		}
 		switch err := in.Next(&p); {
 		case err == nil:
 		case err == io.EOF:
@@ -305,27 +264,12 @@ func inputName(name string) string {
 	return name
 }
 
-// open opens an input. Its size is -1 if it is unknown.
-func (e *env) open(name string) (io.ReadCloser, int64, error) {
-	if e.contents != nil {
-		text, ok := e.contents[name]
-		if !ok {
-			return nil, 0, fmt.Errorf("the request has no %s", plain.Line(name))
-		}
-		return io.NopCloser(bytes.NewReader(text)), int64(len(text)), nil
-	}
+// open opens an input.
+func (e *env) open(name string) (io.ReadCloser, error) {
 	if name == "-" {
-		return io.NopCloser(e.in), -1, nil
+		return io.NopCloser(e.in), nil
 	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() {
-		return f, -1, nil // the next read returns the error, if any
-	}
-	return f, info.Size(), nil
+	return os.Open(name)
 }
 
 // interruptible reads until ctx is done. It also ends a read that waits for data.

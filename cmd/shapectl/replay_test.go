@@ -3,12 +3,9 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,87 +71,6 @@ func TestReplayTranscripts(t *testing.T) {
 	))
 }
 
-// The traces are what they are said to be: made anew, they are the same bytes.
-func TestReplayTraces(t *testing.T) {
-	var csv, dscps strings.Builder
-	csv.WriteString("# 10 packets at once, then one each millisecond\ntime_ns,bytes\n")
-	dscps.WriteString("# packets of burst.csv that come in green, yellow, green and red\ntime_ns,bytes,dscp\n")
-	for i := range 16 {
-		packet := fmt.Sprintf("%d,%d", 1_000_000*max(0, i-9), 600+100*(i%2))
-		fmt.Fprintln(&csv, packet)
-		fmt.Fprintln(&dscps, packet+[...]string{",AF11", ",AF12", ",0", ",AF33"}[i%4])
-	}
-	capture := hostsCapture(t)
-	for name, data := range map[string]string{
-		"burst.csv": csv.String(), "dscps.csv": dscps.String(), "nothing.csv": "time_ns,bytes\n",
-		"hosts.pcap": string(capture), "cut.pcap": string(capture[:len(capture)-300]), "colours.pcap": string(coloursCapture(t)),
-	} {
-		golden(t, filepath.Join("traces", name), data)
-	}
-}
-
-// hostsCapture has packets to four hosts in half a second, of which one gets too many,
-// and some that are never limited. The first 96 bytes of each are there.
-func hostsCapture(t *testing.T) []byte {
-	var b bytes.Buffer
-	w := pcapgo.NewWriterNanos(&b)
-	testenv.Must(t, w.WriteFileHeader(96, layers.LinkTypeEthernet))
-	for i := range 24 {
-		to := fmt.Sprintf("10.0.0.%d", 1+i%3)
-		if i%2 == 1 {
-			to = "10.0.0.9"
-		}
-		from := fmt.Sprintf("192.0.2.%d", 1+i%2*100)
-		frame := testenv.Frame(netip.MustParseAddr(from), netip.MustParseAddr(to), 300+40*i)
-		switch {
-		case i%20 == 7:
-			frame[12], frame[13] = 8, 6 // ARP
-		case i%10 == 5:
-			toIPv6(frame)
-		case i%4 == 1:
-			frame[15] |= 2 // ECT(0)
-		}
-		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{
-			Timestamp: time.Unix(1_700_000_000, int64(i)*20_000_001), CaptureLength: min(len(frame), 96), Length: len(frame),
-		}, frame[:min(len(frame), 96)]))
-	}
-	return b.Bytes()
-}
-
-// coloursCapture has packets of three hosts, and for each host of three DSCPs. Some allow ECN.
-func coloursCapture(t *testing.T) []byte {
-	var b bytes.Buffer
-	w := pcapgo.NewWriterNanos(&b)
-	testenv.Must(t, w.WriteFileHeader(96, layers.LinkTypeEthernet))
-	for i := range 36 {
-		frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", 1+i%3)), 900)
-		class := []byte{10, 12, 40}[i/3%3]<<2 | byte(i%2) // AF11, AF12, CS5; ECT(1)
-		if i%4 == 3 {
-			toIPv6(frame)
-			frame[14], frame[15] = frame[14]|class>>4, class<<4
-		} else {
-			frame[15] = class
-		}
-		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{
-			Timestamp: time.Unix(1_700_000_000, int64(i)*20_000_001), CaptureLength: 96, Length: len(frame),
-		}, frame[:96]))
-	}
-	return b.Bytes()
-}
-
-// toIPv6 makes a UDP packet of a frame that is as long.
-func toIPv6(frame []byte) {
-	frame[12], frame[13] = 0x86, 0xdd
-	ip := frame[14:]
-	clear(ip)
-	ip[0], ip[6], ip[7] = 0x60, 17, 64
-	binary.BigEndian.PutUint16(ip[4:], uint16(len(ip)-40))
-	copy(ip[8:], netip.MustParseAddr("2001:db8:1::1").AsSlice())
-	copy(ip[24:], netip.MustParseAddr("2001:db8::9").AsSlice())
-	binary.BigEndian.PutUint16(ip[40:], 5000)
-	binary.BigEndian.PutUint16(ip[42:], 53)
-}
-
 func TestReplayRefusals(t *testing.T) {
 	r := &rig{t: t}
 	dir := t.TempDir()
@@ -163,7 +79,8 @@ func TestReplayRefusals(t *testing.T) {
 		testenv.Must(t, os.WriteFile(path, []byte(data), 0o644))
 		return path
 	}
-	radio := hostsCapture(t)
+	radio, err := os.ReadFile(pcapTrace)
+	testenv.Must(t, err)
 	radio[20] = 127
 	link := filepath.Join(dir, "link.html")
 	testenv.Must(t, os.Symlink(write("target", ""), link))
@@ -180,10 +97,10 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --excess delay --queue 10s", "delays packets for up to 10 s"},
 		{csvTrace + " --rate 8kbit --excess delay --algorithm leaky --capacity 10000", "delays packets for up to 10 s"},
 		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
-		{csvTrace + " --rate 1mbit --engine warp", "kernel or model"},
+		{csvTrace + " --rate 1mbit --engine warp", "use one of model, kernel"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
 		{csvTrace + " --rate 1mbit --plot x.png", "name the file .html"},
-		{csvTrace + " --rate 1mbit --plot=", "name the file .html"},
+		{csvTrace + " --rate 1mbit --plot=", "--plot is empty"},
 		{csvTrace + " --rate 1mbit --plot /no/such/x.html", "/no/such"},
 		{csvTrace + " --rate 1mbit --plot " + link, "is not a regular file"},
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
@@ -206,48 +123,6 @@ func TestReplayRefusals(t *testing.T) {
 		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (see pcap-linktype(7))"},
 	} {
 		r.refused(exitInput, c.says, append([]string{"replay"}, strings.Fields(c.args)...)...)
-	}
-}
-
-// Both engines print the same of the traces beside the repository: verdicts as they say.
-func TestReplayVectors(t *testing.T) {
-	t.Parallel()
-	testenv.Root(t)
-	r := &rig{t: t}
-	dir := t.TempDir()
-	for _, v := range testenv.Vectors(t) {
-		steps := v.Steps(t)
-		var csv strings.Builder
-		csv.WriteString("time_ns,bytes\n")
-		for _, s := range steps {
-			fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
-		}
-		path := filepath.Join(dir, v.Name+".csv")
-		testenv.Must(t, os.WriteFile(path, []byte(csv.String()), 0o644))
-		line := []string{"replay", path, "-j", "--rate", fmt.Sprint(v.Rate), "--capacity", fmt.Sprint(v.Capacity)}
-		out := r.ok(append(line, "--engine", "model")...)
-		if kernel := r.ok(append(line, "--engine", "kernel", "--algorithm", "leaky")...); kernel != out {
-			t.Errorf("%s: the engines differ", v.Name)
-		}
-		rows := strings.Split(strings.TrimSpace(out), "\n")
-		if len(rows) != len(steps) {
-			t.Fatalf("%s: %d lines for %d packets", v.Name, len(rows), len(steps))
-		}
-		for i, row := range rows {
-			var got struct {
-				Time    uint64  `json:"time_ns"`
-				Bytes   uint64  `json:"bytes"`
-				Verdict string  `json:"verdict"`
-				Depart  *uint64 `json:"depart_ns"`
-				Level   uint64  `json:"level_bytes"`
-			}
-			testenv.Must(t, json.Unmarshal([]byte(row), &got))
-			s := steps[i]
-			if got.Time != s.Now || got.Bytes != s.Bytes || (got.Verdict == "pass") != s.Pass || (got.Depart != nil) != s.Pass ||
-				got.Depart != nil && *got.Depart != s.Now || float64(got.Level) < s.Level-0.001 || float64(got.Level) > s.Level+1.001 {
-				t.Fatalf("%s, packet %d: %s, want %+v", v.Name, i+1, row, s)
-			}
-		}
 	}
 }
 

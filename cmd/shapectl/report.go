@@ -63,16 +63,12 @@ file.
   shapectl report eth0 egress 10.0.0.7 --since 24h
   shapectl report uplink --committed 400mbit -j`,
 		Args:              args(1, 3),
-		ValidArgsFunction: e.completeNamed(false, func(l policy.Label) []string { return []string{l.Name} }),
+		ValidArgsFunction: e.completeNamed(false, nil),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			switch {
-			case given[0] == "":
-				return inputf("report: the name is empty; name rules, a pool or a device")
 			case e.json && o.html != "":
 				return inputf("report: -j and --html exclude each other; give one of them")
-			case set("html") && o.html == "" || set("history") && o.history == "":
-				return inputf("report: --html needs the name of a file, and --history that of a directory")
 			case set("committed") && o.committed == policy.Unlimited:
 				return inputf("report: --committed unlimited cannot be checked; write a rate such as 10mbit")
 			}
@@ -213,19 +209,18 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 		}
 		return now.Add(-ago), nil
 	}
-	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", time.DateOnly} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			return t, nil
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", time.DateOnly, "15:04"} {
+		t, err := time.ParseInLocation(layout, text, now.Location())
+		if err != nil {
+			continue
 		}
-	}
-	for _, layout := range []string{"15:04", time.TimeOnly} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+		if t.Year() == 0 { // the last time that it was that time
+			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), 0, 0, now.Location())
 			if t.After(now) {
 				t = t.AddDate(0, 0, -1)
 			}
-			return t, nil
 		}
+		return t, nil
 	}
 	return now, fmt.Errorf("%.64q is not a time; write an age such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
 }

@@ -98,7 +98,6 @@ func TestReport(t *testing.T) {
 	r.refused(exitInput, `no readings of "down" from`, command("down")...)
 	r.refused(exitInput, "is not a time", "report", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "up", "--since", "1h", "--until", "2h")
-	r.refused(exitInput, "the name is empty", command("")...)
 	r.refused(exitInput, "name the directory that its serve records by --history", "-n", "1", "report", "up")
 	r.ok(append([]string{"-n", "1"}, command("up")...)...)
 	r.refused(exitInput, "not a directory", command("up", "--history", page)...)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -48,10 +49,9 @@ type env struct {
 	out, err io.Writer // run escapes what is written to them
 	getenv   func(string) string
 
-	// screen is err without escaping, for progress bars; nil if it is no terminal.
-	screen   io.Writer
-	terminal *os.File // out without escaping; nil if it is no terminal
-	columns  int      // width of that terminal; 0 if there is none
+	terminal *os.File  // out without escaping; nil if it is no terminal
+	screen   io.Writer // err without escaping, for progress; nil if it is no terminal
+	columns  int       // width of that terminal; 0 if there is none
 
 	json    bool
 	netns   string // "" for that of the process
@@ -167,16 +167,13 @@ func (e *env) runPlain(args []string) int {
 		e.json = asksForJSON(args) // -j may stand behind the wrong flag
 		return flagError(cmd, err)
 	})
-	cmd, err := root.ExecuteC()
+	err := root.Execute()
 	e.cause = err
 	if err == nil {
 		return exitDone
 	}
 	if wasTold(err) {
 		return exitCode(err)
-	}
-	if meant := inOrder(cmd.Flags().Args()); meant != nil && errors.As(err, new(argumentError)) {
-		err = inputf("%s: the arguments are in another order; did you mean %s?", cmd.Name(), plain.Quoted(commandLine(cmd, args, meant)))
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
@@ -246,6 +243,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return checkEmpty(cmd) },
 		RunE: func(*cobra.Command, []string) error {
 			if wantsVersion {
 				return version.RunE(version, nil)
@@ -334,12 +332,12 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		return err
 	}
 	shown := progress{to: e.screen, begun: time.Now()}
-	defer shown.finish() // where it failed
+	defer shown.clear() // where it failed
 	o.Progress = shown.at
 	// The lock must not be held until a pager has shown the last page.
-	out, text := e.out, new(pages)
+	out, text := e.out, new(bytes.Buffer)
 	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
-		*text = nil
+		text.Reset()
 		e.out = text
 		err = netns.In(e.netns, func() error {
 			n, err := open(o)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +24,6 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -44,7 +41,6 @@ type serveOptions struct {
 	file, lastGood string
 	history        string // the directory; "" for memory, none for none
 	historySize    int64
-	anyNetns       bool
 	buckets        int // of which /metrics tells the level
 	metrics        int // rules and pools that /metrics has at most; negative for all
 	events         bool
@@ -58,7 +54,7 @@ type serveOptions struct {
 func serveCommand(e *env) *cobra.Command {
 	o := serveOptions{metrics: 1000}
 	var clusterFlags []string
-	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "any-netns", "metrics-buckets", "metrics-rules", "events", "rtt", "rtt-one-in"}
+	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "metrics-buckets", "metrics-rules", "events", "rtt", "rtt-one-in"}
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
 		Short: "Limit devices as they appear; serve a page, an API and metrics",
@@ -90,9 +86,8 @@ after a change that of devices and directions without rules. Rollback is no long
 state, changed the rules of a host, given a guarantee, or removed the pool of a deleted device.
 
 With --cluster-store or SHAPECTL_STORE, serve gets leases on the rates of clusters from a store that hosts share: Redis
-(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. The
-kernel ends a lease after two seconds unless it was renewed. The pool then has its safe share. All hosts together never
-have more than the rate. Each host needs a name that no other host of its clusters has.
+(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. Each host
+needs a name that no other host of its clusters has.
 
 Over the Unix socket, root can do everything, and the group shapectl can read. Over 127.0.0.1, all users of this host
 can read; changes need the token in --token-file. On an address that other hosts can reach, every request needs the
@@ -122,10 +117,6 @@ token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none -
 			switch {
 			case o.file == "" && set("last-good"):
 				return inputf("serve: --last-good needs FILE; name the policy, or leave it out")
-			case set("last-good") && o.lastGood == "":
-				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
-			case set("history") && o.history == "":
-				return inputf("serve: --history needs the name of a directory; leave it out to keep the history in memory")
 			case o.historySize < leastHistory:
 				return inputf("serve: --history-size %d is too little; use at least %d", o.historySize, leastHistory)
 			case !o.listens() && first(listenerFlags) != "":
@@ -158,7 +149,6 @@ token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none -
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Var(byteCount(&o.MaxBody), "max-body", "largest request body in `bytes`, such as a policy")
-	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
 	f.Var(countOrAll(&o.metrics), "metrics-rules", "export at most `N` rules, or all; pools that several names draw from do not count")
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
@@ -181,7 +171,7 @@ func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handl
 	if err != nil {
 		return nil, err
 	}
-	a := &api{env: e, anyNetns: o.anyNetns}
+	a := &api{e}
 	a.addTo(s)
 	s.HandleBy("GET /api/v1/top", a.topAccess, a.topHandler(shared))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
@@ -232,15 +222,8 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("Vary", "Accept-Encoding")
-		text, err := json.Marshal(report.NewTop(now, view))
+		must(json.NewEncoder(w).Encode(report.NewTop(now, view)))
 		now.Release()
-		must(err)
-		if metrics.AcceptsGzip(r.Header) {
-			text = compressed(text)
-			w.Header().Set("Content-Encoding", "gzip")
-		}
-		w.Write(text)
 	})
 }
 
@@ -330,15 +313,6 @@ func checkView(r *live.Reading, v live.View) error {
 		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
 	}
 	return nil
-}
-
-func compressed(text []byte) []byte {
-	var all bytes.Buffer
-	w, err := gzip.NewWriterLevel(&all, gzip.BestSpeed)
-	must(err)
-	w.Write(text) // to memory
-	must(w.Close())
-	return all.Bytes()
 }
 
 func (e *env) serve(o serveOptions) error {

@@ -38,7 +38,7 @@ set makes no new rule.
 
 Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate,
 --guarantee and --weight change the pools, and other flags the rules. Rules or pools with different rates, such as for
-down and up, do not get one rate by NAME: give a direction, too. The error lists their rates, and the commands.
+down and up, do not get one rate by NAME: give a direction, too. The error lists their rates.
 
 With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
 and all pools above have room. It is then charged to all of them; if one refuses it, to none. If the pool exists already
@@ -63,12 +63,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			}
 			return args(1, 3)(cmd, given)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if isNew {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
-		},
+		ValidArgsFunction: e.completeNamed(false, func() bool { return isNew || kind == kindPool }),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.mark(cmd.Flags())
 			e.noteRates(cmd)
@@ -109,7 +104,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	addKind(cmd.Flags(), &kind)
-	e.completes(cmd, "within", e.completeWithin)
+	e.completesValue(cmd, "within", e.pools)
 	return cmd
 }
 

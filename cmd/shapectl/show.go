@@ -36,7 +36,7 @@ const (
 const byDevice = "device"
 
 func showCommand(e *env) *cobra.Command {
-	var o showOptions
+	o := showOptions{sort: byDevice}
 	var plan string
 	var pools bool
 	cmd := &cobra.Command{
@@ -73,15 +73,13 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --names --sort use --top 10
   shapectl show 'tap*' egress --wide
   shapectl show --pools 'home-*' --sort dropped`,
-		Args: args(0, 3),
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return e.completeNamed(pools, nameAndPlanOf)(cmd, given, typed)
-		},
+		Args:              args(0, 3),
+		ValidArgsFunction: e.completeNamed(true, func() bool { return pools }),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd, pools); err != nil {
 				return err
 			}
-			want, search, err := parseSearch("show", given)
+			want, err := parseSearch("show", plan, given)
 			if err != nil {
 				return err
 			}
@@ -89,17 +87,14 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 				if len(given) > 1 {
 					return inputf("show: --pools takes the name of a pool, or a pattern; leave the other arguments out")
 				}
-				want, search = filterRules{pools: true, pool: want.device}, false
+				want = filterRules{pools: true, pool: want.device, plan: plan}
 			}
-			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
-				return inputf("show: --plan is empty; leave it out for all rules")
-			}
-			return e.show(want, search, o)
+			return e.show(want, o)
 		},
 	}
 	flags := cmd.Flags()
 	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
-	flags.StringVar(&o.sort, "sort", byDevice, "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
+	flags.Var(choice(&o.sort, live.Orders...), "sort", "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
 	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
@@ -109,8 +104,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
-	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "plan", e.completePlan)
+	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }
 
@@ -128,8 +122,6 @@ func (o showOptions) check(cmd *cobra.Command, pools bool) error {
 		return inputf("show: --buckets, --names, --pools, --shadow, --sentences and --tree are screens of their own; give one of them")
 	case o.names && set("wide"):
 		return inputf("show: --names has columns of its own; leave --wide out")
-	case !slices.Contains(live.Orders, o.sort):
-		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
 	case set("top") && o.top < 1:
 		return inputf("show: --top %d shows nothing; use 1 or more", o.top)
 	}
@@ -144,7 +136,7 @@ func checkInterval(cmd *cobra.Command, interval time.Duration) error {
 	return nil
 }
 
-func (e *env) show(want filterRules, search bool, o showOptions) error {
+func (e *env) show(want filterRules, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
@@ -152,7 +144,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		what:    live.What{Buckets: o.wide || o.buckets || want.pools, Sharers: o.wide || o.buckets || o.tree || want.pools},
 		buckets: o.buckets, affected: e.json || o.shadows, interval: o.interval,
 	}
-	seen, err := e.readRules(&want, search, read)
+	seen, err := e.readRules(&want, read)
 	if seen == nil {
 		return err
 	}
@@ -270,11 +262,11 @@ type seen struct {
 }
 
 // readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
-func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, err error) {
+func (e *env) readRules(want *filterRules, read reads) (out *seen, err error) {
 	reader := cmp.Or(read.reader, new(live.Reader))
 	if read.interval > 0 {
 		first := *want
-		if once, err := e.readRules(&first, search, reads{reader: reader}); once == nil {
+		if once, err := e.readRules(&first, reads{reader: reader}); once == nil {
 			return nil, err
 		}
 		if err := e.wait(read.interval); err != nil {
@@ -286,7 +278,7 @@ func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, 
 		if all == nil {
 			return unread
 		}
-		if out, err = e.find(n, all, unread, want, search); out == nil {
+		if out, err = e.find(n, all, unread, want); out == nil {
 			return err
 		}
 		if want.isSingle() {
@@ -299,9 +291,9 @@ func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, 
 
 // find finds what passes a filter, which is resolved, in a reading of a namespace. unread is why some of it is missing. With the
 // error comes what was found, nil for nothing.
-func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules, search bool) (*seen, error) {
+func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules) (*seen, error) {
 	resolve := want.resolve
-	if search {
+	if want.searches {
 		resolve = func(n *loader.Namespace) error { return want.search(n, all) }
 	}
 	if err := resolve(n); err != nil {
@@ -371,17 +363,4 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 	}
 	r.Confirm, r.MadeBy = e.suggest("confirm"), s.madeBy
 	return r
-}
-
-// rulesOf are all that pass a filter, with their sentences.
-func (e *env) rulesOf(n *loader.Namespace, want filterRules) (report.Rules, error) {
-	all, err := new(live.Reader).In(n, live.What{})
-	if all == nil {
-		return nil, err
-	}
-	rules, s := report.Rules{}, &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
-	for _, it := range s.found {
-		rules = append(rules, e.rule(s, it, want, true))
-	}
-	return rules, err
 }

@@ -83,7 +83,7 @@ func TestShowSearches(t *testing.T) {
 		"--plan gold":             "no rules with plan gold; 'shapectl show' lists all rules",
 		"10.0.3.7/24":             "host bits",
 		"10.0.3.7 --plan gold":    "no rule for 10.0.3.7 with plan gold; 'shapectl show' lists all rules",
-		"va egress 10.0.3.9":      "va egress has no rule for 10.0.3.9/32; 'shapectl show va' lists its rules",
+		"va egress 10.0.3.9":      "no egress rule for 10.0.3.9/32 on va; 'shapectl show va' lists its rules",
 		"--sort size":             "use one of worst, use",
 		"--top 0":                 "use 1 or more",
 		"--interval 0s":           "out of range",
@@ -116,12 +116,12 @@ func TestShowFindsNothing(t *testing.T) {
 		"0.0.0.0/0":            "no rule for 0.0.0.0/0",
 		"10.0.0.7":             "no rule for 10.0.0.7",
 		"ingress":              "no ingress rules",
-		"vb":                   "vb has no rules",
-		"va ingress":           "va ingress has no rules",
-		"va --plan gold":       "va has no rules with plan gold",
-		"vb*":                  "no device that matches vb* has rules",
-		"v* ingress":           "no device that matches v* has ingress rules",
-		"v* egress 10.0.0.0/8": "no device that matches v* has an egress rule for 10.0.0.0/8",
+		"vb":                   "no rules on vb",
+		"va ingress":           "no ingress rules on va",
+		"va --plan gold":       "no rules with plan gold on va",
+		"vb*":                  "no rules on a device that matches vb*",
+		"v* ingress":           "no ingress rules on a device that matches v*",
+		"v* egress 10.0.0.0/8": "no egress rule for 10.0.0.0/8 on a device that matches v*",
 	} {
 		r.prints(says+"; 'shapectl show' lists all rules\n", append([]string{"show"}, strings.Fields(args)...)...)
 	}

@@ -49,7 +49,7 @@ var (
 func (o *topOptions) looks() bool { return o.rtt || slices.Contains(lookViews, o.by) }
 
 func topCommand(e *env) *cobra.Command {
-	o := topOptions{interval: usualInterval, oneIn: 1}
+	o := topOptions{interval: usualInterval, oneIn: 1, by: live.Views[0], sort: live.Orders[0]}
 	var plan string
 	cmd := &cobra.Command{
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
@@ -66,19 +66,7 @@ the rate of packets that passed, OF RATE is USE in percent of the rate. DROPS is
 their share of all packets. LEVEL is how full the bucket is, or the fullest one of many. LAST MINUTE is USE, where a full
 cell is the rate; without a shared rate, it is the highest use.
 
-Keys:
-
-  up, down, page up, page down, home, end   select a row (also k, j, g, G)
-  enter   open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
-  esc     go back; also clears the filter
-  s, S    the next or previous order
-  v, V    the next or previous view, as --by names them
-  /       show only rows that contain a text: name, plan, note, pool, device, network
-  r       change the rate: it reverts after a minute unless you press c
-  c, u    confirm a pending change, or undo it
-  e       explain what limits the row
-  p       pause
-  ?, q    help, and quit; ctrl-z suspends
+Press ? for the keys, such as enter to see a rule's hosts, and r to change a rate.
 
 --by host and --by flow measure who uses rules: OFFERED is what a host or flow sent, PASSED what left the rule again,
 LEVEL and FULL how full its bucket is, if it has one of its own. An ADDRESS stands for the rules that decide over it.
@@ -99,7 +87,7 @@ rule, its hosts are listed, too.
   shapectl top alice --rtt --once --interval 30s
   shapectl top --once -j`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
+		ValidArgsFunction: e.completeNamed(true, nil),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			least := leastTopInterval
@@ -109,10 +97,6 @@ rule, its hosts are listed, too.
 			switch {
 			case o.interval < least || o.interval > maxInterval:
 				return inputf("top: --interval %v is out of range; use %v to %v", o.interval, least, maxInterval)
-			case !slices.Contains(topViews, o.by):
-				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(topViews, ", "))
-			case !slices.Contains(live.Orders, o.sort):
-				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
 			case set("top") && o.top < 1:
 				return inputf("top: --top %d shows nothing; use 1 or more", o.top)
 			case o.rtt && (set("by") || set("sort") || set("top")):
@@ -126,42 +110,30 @@ rule, its hosts are listed, too.
 			case o.once && !set("interval") && !o.looks():
 				o.interval = onceInterval
 			}
-			want, search, err := parseSearch("top", given)
+			want, err := parseSearch("top", plan, given)
 			if err != nil {
 				return err
 			}
-			if want.plan = plan; plan == "" && set("plan") {
-				return inputf("top: --plan is empty; leave it out for all rules")
-			}
-			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
+			return e.top(want, o)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.by, "by", live.Views[0], "`view`: "+strings.Join(topViews, ", "))
-	flags.StringVar(&o.sort, "sort", live.Orders[0], "`order`: "+strings.Join(live.Orders, ", "))
+	flags.Var(choice(&o.by, topViews...), "by", "`view`: "+strings.Join(topViews, ", "))
+	flags.Var(choice(&o.sort, live.Orders...), "sort", "`order`: "+strings.Join(live.Orders, ", "))
 	flags.BoolVar(&o.rtt, "rtt", false, "measure round-trip times and retransmissions of TCP")
 	flags.Uint32Var(&o.oneIn, "one-in", o.oneIn, "follow one flow in `N` for that, a power of two; for busy devices")
 	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s; 250ms with --once; 5s with --rtt)")
 	flags.BoolVar(&o.once, "once", false, "print one table and exit")
 	flags.IntVar(&o.top, "top", 0, "with --once or -j, only the first `N` rows; of a tree, in each pool")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
-	e.completes(cmd, "by", cobra.FixedCompletions(topViews, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "plan", e.completePlan)
+	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }
 
 // isOneIn reports whether one flow in n can be followed: n is a power of two up to 65536.
 func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
-// chosenRules are those that arguments choose.
-type chosenRules struct {
-	want   filterRules
-	some   bool // not all
-	search bool // the first argument may be something else than a device
-}
-
-func (e *env) top(chosen chosenRules, o topOptions) error {
+func (e *env) top(chosen filterRules, o topOptions) error {
 	onScreen := !o.once && !e.json
 	if onScreen {
 		if err := e.checkScreen(); err != nil {
@@ -264,7 +236,7 @@ func hostname() string {
 type topSource struct {
 	e         *env
 	reader    *live.Reader
-	arguments chosenRules
+	arguments filterRules
 	topOptions
 	onScreen bool
 	// all is the last reading, and chosen what of it the arguments choose; nil for all.
@@ -281,7 +253,7 @@ func (s *topSource) Read() (*live.Reading, error) {
 	if r == nil {
 		return nil, fmt.Errorf("top: %w", s.e.advise(err))
 	}
-	if last := s.all.Swap(r); s.arguments.some && (last == nil || r.Scene() != last.Scene()) {
+	if last := s.all.Swap(r); s.arguments.isSome() && (last == nil || r.Scene() != last.Scene()) {
 		found, _, wrong := s.find(r)
 		if wrong != nil && last == nil {
 			return nil, wrong
@@ -297,12 +269,12 @@ func (s *topSource) Read() (*live.Reading, error) {
 
 // find finds the rules and pools that the arguments choose, and what these mean.
 func (s *topSource) find(r *live.Reading) (found []*live.Item, want filterRules, err error) {
-	if want = s.arguments.want; !s.arguments.some {
+	if want = s.arguments; !want.isSome() {
 		return r.Once(), want, nil
 	}
 	e, _ := s.e.inner()
 	err = e.with(loader.Read, "top", func(n *loader.Namespace) error {
-		seen, err := e.find(n, r, nil, &want, s.arguments.search)
+		seen, err := e.find(n, r, nil, &want)
 		if seen != nil {
 			found = seen.found
 		}

@@ -51,6 +51,14 @@ func unknownCommand(parent *cobra.Command, word string) error {
 	return inputf("unknown command %q; '%s --help' lists the commands", word, parent.CommandPath())
 }
 
+// needsCommand is the error of a command line that ends before its command, or has another word there.
+func needsCommand(parent *cobra.Command, given []string) error {
+	if len(given) > 0 {
+		return unknownCommand(parent, given[0])
+	}
+	return inputf("%s: the command is missing; write '%s'", verb(parent), parent.UseLine())
+}
+
 // unmatched are flags of other tools for what a rule cannot match.
 var unmatched = []string{"port", "ports", "dport", "sport", "proto", "protocol", "mac"}
 
@@ -122,9 +130,22 @@ func asksForJSON(args []string) (json bool) {
 	return f.Parse(args) == nil && json
 }
 
-// args checks the number of arguments, with an error that says which there are.
+// checkEmpty refuses flags with an empty value: it is more likely a variable that was never set than a way to say "none".
+func checkEmpty(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "string" && f.Value.String() == "" {
+			err = inputf("%s: --%s is empty; give it a value, or leave it out", verb(cmd), f.Name)
+		}
+	})
+	return err
+}
+
+// args checks arguments: none is empty, and their number, with an error that says which there are.
 func args(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
+		if at := slices.Index(given, ""); at >= 0 {
+			return inputf("%s: argument %d is empty; leave it out, or write what it takes: '%s'", verb(cmd), at+1, cmd.UseLine())
+		}
 		if len(given) < least || len(given) > most {
 			return inputf("%s: %s, but it takes '%s'", verb(cmd), plain.Count(len(given), "argument"), cmd.UseLine())
 		}
@@ -132,56 +153,48 @@ func args(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// An argumentError is of an argument that is not what its place is for.
-type argumentError struct{ error }
-
-func (e argumentError) Unwrap() error { return e.error }
-
 // directionError is the error of an argument that is no direction.
 func directionError(word string, err error) error {
 	if plain.Similar(word, []string{"ingress", "egress"}) != "" { // one is similar to the other, so both are named
 		err = fmt.Errorf("direction %.64q is unknown; did you mean egress, which leaves the device, or ingress, which enters it?", word)
 	}
-	return argumentError{err}
+	return err
 }
 
-// inOrder is DEV ingress|egress [NETWORK] of arguments that are in another order; nil for others.
-func inOrder(given []string) []string {
-	var devices, directions, networks []string
-	for _, arg := range given {
-		if _, err := policy.ParseDirection(arg); err == nil {
-			directions = append(directions, arg)
-		} else if _, err := policy.ParseNetworks(arg); err == nil {
-			networks = append(networks, arg)
-		} else {
-			devices = append(devices, arg)
+// flagText is a flag as it was given, each value after a space.
+func flagText(f *pflag.Flag) (text string) {
+	values := []string{f.Value.String()}
+	switch v := f.Value.(type) {
+	case *onceValue:
+		values[0] = v.text
+	case pflag.SliceValue:
+		values = v.GetSlice()
+	}
+	for _, v := range values {
+		switch {
+		case f.NoOptDefVal == "":
+			text += " --" + f.Name + " " + plain.Word(v)
+		case v == f.NoOptDefVal:
+			text += " --" + f.Name
+		default:
+			text += " --" + f.Name + "=" + v
 		}
 	}
-	meant := slices.Concat(devices, directions, networks)
-	if len(devices) != 1 || len(directions) != 1 || len(networks) > 1 || slices.Equal(meant, given) {
-		return nil
-	}
-	return meant
+	return text
 }
 
-// commandLine is a command line of cmd for a shell: with these arguments, and the flags of args.
-func commandLine(cmd *cobra.Command, args, given []string) string {
+// commandLine is the command line of cmd for a shell: with these arguments, and the flags that were given, but for some.
+func (e *env) commandLine(cmd *cobra.Command, given []string, but ...string) string {
 	flags := ""
-	_ = cmd.Flags().ParseAll(args, func(f *pflag.Flag, value string) error { // they were parsed before
-		if f.Shorthand != "" {
-			flags += " -" + f.Shorthand
-		} else {
-			flags += " --" + f.Name
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if !slices.Contains(but, f.Name) && cmd.InheritedFlags().Lookup(f.Name) == nil {
+			flags += flagText(f)
 		}
-		if f.NoOptDefVal == "" || value != f.NoOptDefVal {
-			flags += " " + plain.Word(value)
-		}
-		return nil
 	})
 	if strings.HasPrefix(given[0], "-") {
-		return plain.Command("", verb(cmd)+flags, given...)
+		return plain.Command(e.netns, verb(cmd)+flags, given...)
 	}
-	return plain.Command("", verb(cmd), given...) + flags
+	return plain.Command(e.netns, verb(cmd), given...) + flags
 }
 
 // verb is the name of a command with those of its parents, but for shapectl.
@@ -196,6 +209,16 @@ type flagValue struct {
 func (v flagValue) Set(s string) error { return v.set(s) }
 func (v flagValue) String() string     { return v.initially }
 func (v flagValue) Type() string       { return v.kind }
+
+// choice is one of some words.
+func choice(to *string, words ...string) flagValue {
+	return flagValue{strings.Join(words, "|"), *to, func(s string) error {
+		if *to = s; !slices.Contains(words, s) {
+			return fmt.Errorf("%.64q is unknown; use one of %s", s, strings.Join(words, ", "))
+		}
+		return nil
+	}}
+}
 
 // duration is a time as time.ParseDuration reads it.
 func duration(d *time.Duration) flagValue {

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -515,33 +514,6 @@ func TestWatchExpiredChange(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
-// If the change brought the first policy, there is none after it.
-func TestWatchExpiredFirstPolicy(t *testing.T) {
-	r := newRig(t)
-	text := func(rate string) string { return "devices: {'tap?': {egress: {10.0.0.0/24: " + rate + "}}}\n" }
-	file := r.policy(text("1mbit"))
-	testenv.Veth(t, "tap0", "x0")
-	r.ok("set", "tap0", "egress", "10.0.0.0/24", "--rate", "9mbit")
-	r.ok("apply", file, "--confirm", "60s")
-	w := r.watch(file)
-	testenv.Veth(t, "tap1", "x1")
-	w.says("tap1 egress")
-	r.ok("rollback")
-	testenv.Veth(t, "tap2", "x2")
-	w.says("there was no policy before; devices that appear get no rules")
-	r.has("tap0 egress 10.0.0.0/24 9000000")
-	w.ends(syscall.SIGTERM)
-	w = r.watch(file)
-	w.says("there was no policy before")
-	r.writeFile(file, text("2mbit"))
-	testenv.Veth(t, "tap3", "x3")
-	w.says("tap3 egress")
-	r.has("tap0 egress 10.0.0.0/24 9000000", "tap3 egress 10.0.0.0/24 2000000")
-	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "there was no policy before") != 1 {
-		t.Errorf("it said %s", said.err)
-	}
-}
-
 // A device that appears while a change is pending has the rules that are in force: those of the change, until it reverts.
 func TestWatchWhileAChangeIsPending(t *testing.T) {
 	t.Parallel()
@@ -606,55 +578,6 @@ func TestWatchWhileAChangeIsPending(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// The change may take away the pool that the old rules are within, and bring another one.
-func TestWatchWhileAChangeOfPoolsIsPending(t *testing.T) {
-	t.Parallel()
-	const (
-		within = "pools: {POOL: {rate: 1gbit}}\ndevices: {tap*: {pool: {rate: RATE, capacity: 5kb, within: POOL}, egress: {any: {}}}}\n"
-		alone  = "devices: {tap*: {egress: {any: {rate: RATE, capacity: 5kb}}}}\n"
-	)
-	text := func(policy, pool, rate string) string {
-		return strings.NewReplacer("POOL", pool, "RATE", rate).Replace(policy)
-	}
-	for name, c := range map[string]struct{ before, now string }{
-		"taken away": {text(within, "old", "1mbit"), text(alone, "", "2mbit")},
-		"brought":    {text(alone, "", "1mbit"), text(within, "new", "2mbit")},
-		"replaced":   {text(within, "old", "1mbit"), text(within, "new", "2mbit")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			file := r.policy(c.before)
-			w := r.watch(file)
-			appears := func(name string) {
-				t.Helper()
-				testenv.Veth(t, name, "x"+name)
-				w.says(name + " egress")
-			}
-			likeFirst := func() {
-				t.Helper()
-				rows := map[string][]string{}
-				for _, rule := range r.show() {
-					for _, dev := range []string{"tap1", "tap2"} {
-						if rule.Device == dev || rule.Name == dev {
-							rows[dev] = append(rows[dev], fmt.Sprint(rule.Device != "", rule.CIDR, rule.Rate))
-						}
-					}
-				}
-				if !slices.Equal(rows["tap1"], rows["tap2"]) || len(rows["tap1"]) == 0 {
-					t.Errorf("not alike: %v", rows)
-				}
-			}
-			appears("tap1")
-			r.writeFile(file, c.now)
-			r.ok("apply", file, "--confirm", "60s")
-			appears("tap2")
-			likeFirst()
-			r.ok("rollback")
-			likeFirst()
-		})
 	}
 }
 
@@ -724,37 +647,6 @@ func TestWatchWaitsItsTurn(t *testing.T) {
 	}
 }
 
-// Killed at any moment, it leaves no device half done that the next one does not see to.
-func TestWatchKilled(t *testing.T) {
-	r := newRig(t)
-	file := r.policy("devices:" + watchedTap + "    ingress:\n      10.0.0.0/24: 3mbit\n")
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	var want []string
-	for i := range 8 {
-		w := r.launch(pageless(file)...)
-		name := fmt.Sprintf("tap%d", i)
-		testenv.Veth(t, name, name+"p")
-		for _, end := range []string{"", "p"} {
-			want = append(want, name+end+" egress 10.0.0.0/24 2000000", name+end+" ingress 10.0.0.0/24 3000000")
-		}
-		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
-		w.cmd.Process.Kill()
-		w.cmd.Wait()
-		if s := withoutStart(w.err.String()); s != "" {
-			t.Errorf("kill %d: %s", i, s)
-		}
-		for _, rule := range r.show() {
-			if !rule.Attached {
-				t.Errorf("kill %d: %+v", i, rule)
-			}
-		}
-	}
-	r.watch(file).ends(syscall.SIGTERM)
-	r.has(want...)
-}
-
 func TestWatchNamedNamespace(t *testing.T) {
 	r := newRig(t)
 	name, other := testenv.NewNamedNetns(t)
@@ -793,79 +685,4 @@ func TestWatchGoesOn(t *testing.T) {
 	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "\n") != 1 || !strings.Contains(said.err, "tap*") {
 		t.Errorf("it said %s", said.err)
 	}
-}
-
-// Where one device of several can not be given rules, only of that one it is told.
-func TestWatchTellsOfTheOneThatFails(t *testing.T) {
-	r := newRig(t)
-	r.env["SHAPECTL_HOOK"] = "clsact"
-	var want []string
-	for i := range 3 {
-		name := fmt.Sprintf("tap%d", i)
-		testenv.Veth(t, name, fmt.Sprintf("x%d", i))
-		if i == 1 {
-			testenv.Must(t, netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-				LinkIndex: testenv.Link(t, name).Attrs().Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
-			}}))
-			continue
-		}
-		want = append(want, name+" egress 10.0.0.0/24 2000000")
-	}
-	w := r.watch(r.policy("devices:" + watchedTap))
-	r.has(want...)
-	if said := w.ends(syscall.SIGTERM); strings.Count(said.out, "\n") != len(want) || strings.Count(said.err, "\n") != 1 ||
-		!strings.HasPrefix(said.err, "shapectl: serve: apply rules to tap1: ") {
-		t.Errorf("it said %s%s", said.out, said.err)
-	}
-}
-
-// apply --device gives one device its rules, also while a change is pending, and leaves the rest as it is.
-func TestApplyToDevice(t *testing.T) {
-	r := newRig(t)
-	for _, name := range []string{"tap0", "tap1", "tap2"} {
-		testenv.Veth(t, name, name+"p")
-	}
-	file := r.policy("devices: {'tap?': {egress: {pool: 2mbit, 10.0.0.0/24: 2mbit}}}\n")
-	r.ok("set", "tap0", "egress", "10.0.9.0/24", "--rate", "9mbit")
-	rules := func(devices ...string) (all []string) {
-		for _, dev := range devices {
-			all = append(all, "   2000000", dev+" egress 10.0.0.0/24 2000000")
-		}
-		return all
-	}
-	r.ok("apply", file, "--device", "tap1")
-	r.has(append(rules("tap1"), "tap0 egress 10.0.9.0/24 9000000")...)
-	if said := r.ok("apply", file, "--device", "tap1"); said != "nothing to change\n" {
-		t.Errorf("a second time, it said %s", said)
-	}
-	r.ok("set", "tap0", "egress", "10.0.9.0/24", "--rate", "8mbit", "--confirm", "60s")
-	r.ok("apply", file, "--device", "tap2")
-	r.has(append(rules("tap1", "tap2"), "tap0 egress 10.0.9.0/24 8000000")...)
-	r.ok("rollback")
-	r.has(append(rules("tap1", "tap2"), "tap0 egress 10.0.9.0/24 9000000")...)
-
-	r.ok("apply", file, "--device", "tap0") // which has others
-	r.has(rules("tap0", "tap1", "tap2")...)
-	r.refused(exitInput, "did you mean tap2?", "apply", file, "--device", "tapp2")
-	r.refused(exitInput, "the policy has no rules for va, only for tap?", "apply", file, "--device", "va")
-	r.refused(exitInput, "leave --confirm out", "apply", file, "--device", "tap0", "--confirm", "5s")
-	r.has(rules("tap0", "tap1", "tap2")...)
-
-	// Rules of a policy that is not confirmed revert with it, and later devices do not get them.
-	r.ok("apply", file)
-	faster := r.policy("devices: {'tap?': {egress: {10.0.0.0/24: 4mbit}}}\n")
-	r.ok("apply", faster, "--confirm", "60s")
-	testenv.Veth(t, "tap3", "tap3p")
-	testenv.Veth(t, "tap4", "tap4p")
-	r.ok("apply", faster, "--device", "tap3")
-	if got := r.show("tap3"); len(got) != 1 || got[0].Rate != 4e6 {
-		t.Errorf("while the change is pending: %+v", got)
-	}
-	r.ok("rollback")
-	r.has(rules("tap0", "tap1", "tap2", "tap3")...)
-	got := r.run("apply", faster, "--device", "tap3", "--device", "tap4")
-	if got.code != exitDone || !strings.Contains(got.err, "was not confirmed, and reverted: tap4 gets the rules of the policy in force, "+file) {
-		t.Errorf("after a rollback: %+v", got)
-	}
-	r.has(rules("tap0", "tap1", "tap2", "tap3", "tap4")...)
 }

@@ -37,7 +37,6 @@ type Line struct {
 	Share      policy.ShareKind
 	Why        string // why the line is shared like this, for a comment; may be ""
 	Adapt      bool
-	Hosts      []Host
 	Reflectors []string // with Adapt: whose round-trip times count; none for the default ones
 	Command    string   // the command line that asks for all this
 }
@@ -97,9 +96,6 @@ func (l Line) Policy() ([]byte, error) {
 	}
 	l.direction(w, policy.Egress, l.Up, "# Uploads: what leaves %s.")
 	l.direction(w, policy.Ingress, l.Down, "# Downloads: what enters %s.")
-	if err := l.hosts(w); err != nil {
-		return nil, err
-	}
 	return []byte(w.String()), nil
 }
 

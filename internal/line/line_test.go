@@ -2,7 +2,6 @@ package line
 
 import (
 	"flag"
-	"net"
 	"os"
 	"strings"
 	"testing"
@@ -91,38 +90,6 @@ func TestPoolRate(t *testing.T) {
 	} {
 		if d := (Direction{Rate: rate}); d.PoolRate() != want {
 			t.Errorf("of %v it is %v, want %v", rate, d.PoolRate(), want)
-		}
-	}
-}
-
-func TestParseHost(t *testing.T) {
-	mac := net.HardwareAddr{0x3c, 0x22, 0xfb, 0x12, 0x34, 0x56}
-	for s, want := range map[string]Host{
-		"tablet=3c:22:fb:12:34:56,5mbit":        {Name: "tablet", Down: 5_000_000, Up: 5_000_000},
-		"my tv=3C-22-FB-12-34-56,5mbit,600kbit": {Name: "my tv", Down: 5_000_000, Up: 600_000},
-	} {
-		h, err := ParseHost(s)
-		if err != nil || h.Name != want.Name || h.Down != want.Down || h.Up != want.Up || h.MAC.String() != mac.String() {
-			t.Errorf("%s: %+v, %v", s, h, err)
-		}
-	}
-	for s, says := range map[string]string{
-		"":                                                   "has no name",
-		"3c:22:fb:12:34:56,5mbit":                            "has no name",
-		"=3c:22:fb:12:34:56,5mbit":                           "has no name",
-		"tablet=,5mbit":                                      "does not have six bytes",
-		"tablet=192.168.1.5,5mbit":                           "does not have six bytes",
-		"tablet=00:00:5e:00:53:00:00:01,5mbit":               "does not have six bytes",
-		"tablet=3c:22:fb:12:34:56":                           "the rate is missing",
-		"tablet=3c:22:fb:12:34:56,5mb":                       "rate",
-		"tablet=3c:22:fb:12:34:56,5mbit,":                    "the rate is missing",
-		"tablet=3c:22:fb:12:34:56,1mbit,2mbit,":              "rate",
-		"tablet=3c:22:fb:12:34:56,unlimited":                 "unlimited",
-		"a\nb=3c:22:fb:12:34:56,5mbit":                       "name",
-		strings.Repeat("x", 65) + "=3c:22:fb:12:34:56,5mbit": "name",
-	} {
-		if _, err := ParseHost(s); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want %q", s, err, says)
 		}
 	}
 }

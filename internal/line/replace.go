@@ -15,8 +15,7 @@ type Split struct {
 	netns, device string
 }
 
-// Divide finds what a line has made: its pools, what is within those of hosts, and the rules for all addresses within
-// those of the device, which may have had another name then. netns is that of the tables, for commands that errors suggest.
+// Divide finds what a line has made: its pools, and the rules for all addresses of the device within them. The device may have had another name then. netns is that of the tables, for commands that errors suggest.
 func Divide(netns, device string, tables []policy.Table) Split {
 	s := Split{netns: netns, device: device}
 	pools := map[policy.Within]policy.Label{} // of lines
@@ -30,7 +29,7 @@ func Divide(netns, device string, tables []policy.Table) Split {
 	forAll := func(r policy.Rule) bool { return slices.Contains(policy.Everything[:], r.Prefix) }
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			if pool := pools[r.Within]; t.Device == s.device && pool.Line != "" && pool.Owner.Host == "" && forAll(r) {
+			if pool := pools[r.Within]; t.Device == s.device && pool.Line != "" && forAll(r) {
 				device = string(pool.Line)
 			}
 		}
@@ -39,8 +38,7 @@ func Divide(netns, device string, tables []policy.Table) Split {
 		if r.Pool {
 			return string(r.Label.Line) == device
 		}
-		pool := pools[r.Within]
-		return string(pool.Line) == device && (pool.Owner.Host != "" || forAll(r))
+		return string(pools[r.Within].Line) == device && forAll(r)
 	}
 	for _, t := range tables {
 		own, others := t, t
@@ -75,19 +73,6 @@ func (s Split) Devices() (names []string) {
 // Limits reports whether the line limits a direction of its device.
 func (s Split) Limits(d policy.Direction) bool {
 	return slices.ContainsFunc(s.Line, func(t policy.Table) bool { return t.Device == s.device && t.Direction == d })
-}
-
-// Hosts are the hosts of the line, by name.
-func (s Split) Hosts() map[string]policy.MAC {
-	hosts := map[string]policy.MAC{}
-	for _, t := range s.Line {
-		for _, r := range t.Rules {
-			if o := r.Label.Owner; o.Host != "" {
-				hosts[o.Host] = r.Label.Host
-			}
-		}
-	}
-	return hosts
 }
 
 // Match is the address of packets that other rules of a direction of the device match; the far side's if there are none.

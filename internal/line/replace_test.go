@@ -81,31 +81,6 @@ func TestDivideRenamed(t *testing.T) {
 	}
 }
 
-// The pools of hosts are of the line, and all within them is of the line.
-func TestDivideHosts(t *testing.T) {
-	all := tables(t, []byte(`
-pools:
-  br-lan egress tablet: {rate: 5mbit, line: eth0, owner: br-lan egress tablet, host: "3c:22:fb:12:34:56"}
-  br-lan egress tv: {rate: 5mbit, line: eth1, owner: br-lan egress tv}
-devices:
-  br-lan:
-    egress: {192.168.1.7: {within: br-lan egress tablet}, 192.168.1.8: {within: br-lan egress tv}, 192.168.1.0/24: 10mbit}
-`), "br-lan")
-	s := Divide("", "eth0", all)
-	var names []string
-	for _, table := range s.Line {
-		for _, r := range table.Rules {
-			names = append(names, table.Device+" "+r.Label.Name+" "+string(r.Within))
-		}
-	}
-	if want := []string{" br-lan egress tablet ", "br-lan  br-lan egress tablet"}; !reflect.DeepEqual(names, want) {
-		t.Errorf("the line has %q, want %q", names, want)
-	}
-	if devices := s.Devices(); !reflect.DeepEqual(devices, []string{"br-lan"}) {
-		t.Errorf("devices are %v", devices)
-	}
-}
-
 func TestConflicts(t *testing.T) {
 	text, err := docsis().Policy()
 	if err != nil {

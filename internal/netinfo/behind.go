@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/internal/netmsg"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Behind is what the kernel's configuration says of the hosts whose packets pass a device.
@@ -113,23 +111,4 @@ func (d Device) otherLine() (other string, err error) {
 		}
 	}
 	return other, nil
-}
-
-// NeighbourDevices are the devices on which a host is a neighbour, sorted.
-func NeighbourDevices(mac policy.MAC) (names []string, err error) {
-	of, err := ListNeighbours(map[policy.MAC]bool{mac: true})
-	if err != nil {
-		return nil, err
-	}
-	for index := range of {
-		d, here, err := DeviceByIndex(index)
-		if err != nil {
-			return nil, err
-		}
-		if here {
-			names = append(names, d.Name)
-		}
-	}
-	slices.Sort(names)
-	return names, nil
 }

@@ -195,14 +195,5 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 	}
 }
 
-// Keys is how many buckets and sharers it keeps.
-func (m *Model) Keys() int {
-	n := len(m.buckets.of) + len(m.guarantees.of) + len(m.pairs.of)
-	for _, s := range m.stages {
-		n += len(s.sharers.of)
-	}
-	return n
-}
-
 // Close implements Engine.
 func (m *Model) Close() error { return nil }

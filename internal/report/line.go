@@ -9,7 +9,6 @@ import (
 type Line struct {
 	Device     string          `json:"device"`
 	Directions []LineDirection `json:"directions"` // that are limited, uploads first
-	Hosts      []LineHost      `json:"hosts"`      // that have limits of their own
 	// Policy is the policy of the line, in YAML, without the other limits of the host.
 	Policy string `json:"policy"`
 	// Applied is what changed; null with --dry-run.
@@ -26,17 +25,7 @@ type LineDirection struct {
 	Sentence  string `json:"sentence"`
 }
 
-// LineHost is a host of a line that has limits of its own.
-type LineHost struct {
-	Name     string `json:"name"`
-	MAC      string `json:"mac"`
-	Device   string `json:"device"` // on which it is limited
-	Down     uint64 `json:"down_bits_per_second"`
-	Up       uint64 `json:"up_bits_per_second"`
-	Sentence string `json:"sentence"`
-}
-
-// Text writes a sentence for each direction and host, and how much changed; without a change only the policy.
+// Text writes a sentence for each direction, and how much changed; without a change only the policy.
 func (l Line) Text(w io.Writer) error {
 	if l.Applied == nil {
 		_, err := io.WriteString(w, l.Policy)
@@ -45,9 +34,6 @@ func (l Line) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	for _, d := range l.Directions {
 		text.WriteString(d.Sentence + "\n")
-	}
-	for _, h := range l.Hosts {
-		text.WriteString(h.Sentence + "\n")
 	}
 	if err := text.Flush(); err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"time"
 )
@@ -62,14 +61,8 @@ func (e DamagedError) Unwrap() error { return e.error }
 
 // Open detects the format of a trace and reads its first packet. Errors do not name
 // the trace.
-func Open(from io.Reader) (*Reader, error) { return OpenUpTo(from, math.MaxInt64) }
-
-// ErrTooLong means that a trace unpacks to too many bytes.
-var ErrTooLong = errors.New("it unpacks to too many bytes")
-
-// OpenUpTo is Open for a trace that unpacks to at most so many bytes.
-func OpenUpTo(from io.Reader, most int64) (*Reader, error) {
-	r, err := open(bufio.NewReaderSize(from, 1<<16), most)
+func Open(from io.Reader) (*Reader, error) {
+	r, err := open(bufio.NewReaderSize(from, 1<<16), true)
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +73,8 @@ func OpenUpTo(from io.Reader, most int64) (*Reader, error) {
 	return r, nil
 }
 
-// open opens a trace, which it unpacks to at most so many bytes; 0 for one that is not packed.
-func open(b *bufio.Reader, most int64) (*Reader, error) {
+// open opens a trace, which may be packed.
+func open(b *bufio.Reader, mayBePacked bool) (*Reader, error) {
 	start, err := b.Peek(512)
 	if err != nil && err != io.EOF {
 		return nil, err
@@ -91,12 +84,12 @@ func open(b *bufio.Reader, most int64) (*Reader, error) {
 	}
 	magic := binary.BigEndian.Uint32(append(bytes.Clone(start), 0, 0, 0, 0))
 	switch {
-	case magic>>16 == 0x1f8b && most > 0:
+	case magic>>16 == 0x1f8b && mayBePacked:
 		z, err := gzip.NewReader(b)
 		if err != nil {
 			return nil, fmt.Errorf("it begins like a gzip file, but %w", err)
 		}
-		return open(bufio.NewReaderSize(&bounded{z, most}, 1<<16), 0)
+		return open(bufio.NewReaderSize(z, 1<<16), false)
 	case magic == 0xa1b2c3d4 || magic == 0xd4c3b2a1 || magic == 0xa1b23c4d || magic == 0x4d3cb2a1:
 		return openPcap(b)
 	case magic == 0x0a0d0d0a:
@@ -106,20 +99,6 @@ func open(b *bufio.Reader, most int64) (*Reader, error) {
 	}
 	return nil, fmt.Errorf("it begins with % x, which is no pcap or CSV of time_ns,bytes; unpack it, for example with zstd -dc TRACE | shapectl replay -, or convert it with 'editcap -F pcap'",
 		start[:min(4, len(start))])
-}
-
-// bounded fails after so many bytes.
-type bounded struct {
-	io.Reader
-	left int64
-}
-
-func (b *bounded) Read(p []byte) (n int, err error) {
-	n, err = b.Reader.Read(p)
-	if b.left -= int64(n); b.left < 0 {
-		return n, ErrTooLong
-	}
-	return n, err
 }
 
 const byteOrderMark = "\xef\xbb\xbf"
