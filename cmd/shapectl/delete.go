@@ -191,8 +191,8 @@ func (e *env) nothingToDelete(want filterRules) error {
 	return err
 }
 
-// deleted prints rules as they were before they were deleted, and of which hooks those of
-// another version were, which it cannot read. JSON has only rules, so then these are messages.
+// deleted prints rules as they were before they were deleted, and of which hooks those
+// were that cannot be read. JSON has only rules, so then these are messages.
 func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 	for i := range rules {
 		at := *rules[i].Place // which rules that stay may have, too
@@ -200,7 +200,7 @@ func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 		rules[i].Place = &at
 	}
 	for _, other := range others {
-		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
+		says := fmt.Sprintf("%s %s: all rules, which this shapectl could not read", plain.Line(other.Name()), other.Direction)
 		if e.json {
 			e.say("shapectl: deleted: %s", says)
 		} else {
@@ -292,7 +292,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		}
 		gone, _, _ := toDelete(found...)
 		if e.confirm > 0 && others != nil {
-			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
+			return inputf("%s %v has rules that cannot be read, nor come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
 		}
 		pools := n.Pools()
 		defer pools.Close()

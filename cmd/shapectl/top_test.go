@@ -431,6 +431,11 @@ func TestTopWithoutATerminal(t *testing.T) {
 	r.refused(exitInput, "out of range", "top", "--once", "--interval", "1ms")
 	r.refused(exitInput, "there is no device carol, and no rule", "top", "--once", "carol")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "100kb", "--each", "host") // keeps its level for a minute
+	for by, says := range map[string]string{"node": "no pools that several names draw from\n", "bucket": "all buckets are empty\n"} {
+		if got := r.ok("top", "--once", "--by", by); !strings.HasPrefix(got, says) {
+			t.Errorf("--by %s of a rule without traffic: %s", by, got)
+		}
+	}
 	flood := r.flooding(frameTo("10.0.0.9", 1400), frameTo("10.0.1.5", 500))
 	for range 100 {
 		flood.send()

@@ -66,7 +66,7 @@ func TestJudgeStop(t *testing.T) {
 			s.Hook, s.Rule = nil, nil
 			s.Path = []netinfo.ChainEntry{{At: "tcx", ID: 9, Name: "shapectl"}}
 		}, "unknown", []string{"limits of shapectl are already on the device"}},
-		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, true }, "unknown", []string{"cannot be read", "another version"}},
+		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, maps.ErrOtherLayout }, "unknown", []string{"cannot be read", "another version"}},
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
 		{"by the other side", egress, func(s *Stop) { s.Hook.Match, s.Rule, s.Undecided = policy.MatchSrc, nil, true },
 			"unknown", []string{"depends on the source address", "--flow udp,192.0.2.1:5000,10.0.0.7:53"}},

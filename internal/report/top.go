@@ -271,12 +271,23 @@ func active(rows []live.Row) (some []live.Row) {
 	return some
 }
 
+// NoRows says what a view without a row lacks.
+func NoRows(by string) string {
+	switch by {
+	case "bucket":
+		return "all buckets are empty"
+	case "node":
+		return "no pools that several names draw from"
+	}
+	return "no rules"
+}
+
 // TopText writes the rows of a view.
 func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
 	text := bufio.NewWriter(w)
 	rows, of := r.Rows(v)
-	if of == 0 {
-		fmt.Fprintln(text, map[bool]string{true: "all buckets are empty", false: "no rules"}[v.By == "bucket"])
+	if len(rows) == 0 {
+		fmt.Fprintln(text, NoRows(v.By))
 	}
 	shown := rows
 	if v.By == "tree" {

@@ -58,8 +58,8 @@ func (dir home) isDead() (bool, error) {
 
 // ownPins are those of a home without rules.
 var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, settledPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix,
-	policyPin + bpffs.AsideSuffix, settledPin + bpffs.AsideSuffix,
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix, policyPin + bpffs.AsideSuffix,
+	"settled", // of former builds
 	string(ClusterLeases), string(LineLeases), lockPin,
 }
 
@@ -94,7 +94,7 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 		if called[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
-		h := p.dir.hookOf(set)
+		h := p.hookOf(set)
 		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
 			gone = append(gone, h)
 		} else {

@@ -71,6 +71,8 @@ func (o *Options) progress(what string, done, of int) {
 type Namespace struct {
 	pins pins
 
+	Lost      string          // the pin of programs that something deleted: no rule counts as in force
+	Restored  string          // the same after Write has restored all
 	Collected []string        // the names of deleted devices whose rules Write has removed, sorted
 	Claims    []*policy.Claim // what was done last about guarantees that wait for room, in turn
 }
@@ -132,6 +134,7 @@ func WriteFirst(o Options) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.Lost, n.Restored = "", n.Lost
 	return n, nil
 }
 
@@ -162,6 +165,7 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
+	n.Lost = n.pins.lost
 	return n, err
 }
 

@@ -74,7 +74,7 @@ func (p *pins) sweep() error {
 
 // sweepOne removes a hook with all its rules.
 func (p *pins) sweepOne(set *maps.Set) error {
-	h := p.dir.hookOf(set)
+	h := p.hookOf(set)
 	defer h.Close()
 	p.store.Clear(set)
 	return p.removeHook(h)
@@ -187,7 +187,7 @@ func (p *pins) complete() error {
 		return err
 	}
 	for _, set := range p.sets() {
-		h := p.dir.hookOf(set)
+		h := p.hookOf(set)
 		err := p.trimIfb(h)
 		if h.Close(); err != nil {
 			return err
@@ -213,7 +213,7 @@ func (p *pins) changing(f func() error) error {
 	return err
 }
 
-// heal completes the work of killed commands.
+// heal completes the work of killed commands, and restores lost programs.
 func (p *pins) heal() error {
 	if err := p.dir.markAlive(); err != nil {
 		return err
@@ -221,13 +221,10 @@ func (p *pins) heal() error {
 	if err := p.healMarks(); err != nil {
 		return err
 	}
-	if !bpffs.Exists(p.dir.pin(busyPin)) {
+	if p.lost == "" && !bpffs.Exists(p.dir.pin(busyPin)) {
 		return nil
 	}
-	if err := p.complete(); err != nil {
-		return err
-	}
-	return bpffs.Unlink(p.dir.pin(busyPin))
+	return p.changing(p.complete)
 }
 
 // endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps
