@@ -32,8 +32,8 @@ func explainCommand(e *env) *cobra.Command {
 		Long: `Say whether packets to and from an address pass now, and why. Nothing is charged or changed. NAME is the exact
 name of rules, or an ID in parentheses at its end, such as 10001 of 'School (10001)'; explain then takes an address from
 each of their networks. If a pool has the name, and no rule, explain says what limits the pool: itself, or one above. It
-shows what each uses, borrows and refuses, and who uses most within the pool. For a device with pools of its own, such
-as tap0 and tap0 ingress, it explains these.
+shows what each uses, borrows and refuses, and who uses most within the pool. For a device, it explains the pools of its
+own, such as tap0 and tap0 ingress, or else its rules for any.
 
 First comes the answer: whether a packet passes, which rule or pool decides, and how long the packet waits, or until it
 would pass. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
@@ -212,6 +212,9 @@ func (e *env) explainPools(names []string, interval time.Duration) error {
 		}
 		pools[i] = report.ExplainPool(pool)
 	}
+	if i := slices.IndexFunc(pools, func(p *report.ExplainedPool) bool { return p.LimitedBy != nil }); i > 0 {
+		pools[0], pools[i] = pools[i], pools[0] // what limits is the answer
+	}
 	if len(pools) == 1 {
 		return errors.Join(e.print(pools[0], pools.Text), err)
 	}
@@ -244,6 +247,15 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		case err != nil || there && pools != nil:
 			return nil, pools, err
 		case there:
+			device := filterRules{device: q.Name, direction: q.Direction}
+			hooks, err := device.hooks(n)
+			defer loader.CloseHooks(hooks)
+			if hooks == nil && err == nil {
+				return nil, nil, inputf("%s", device.none())
+			}
+			if questions, _ = explain.Named(hooks, q); questions != nil {
+				return questions, nil, err
+			}
 			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
 		}
 	}

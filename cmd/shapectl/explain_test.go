@@ -396,6 +396,15 @@ func TestExplainNotInForce(t *testing.T) {
 	}
 }
 
+// The name of a device stands for its rules for any that have none, if there are no pools of its own.
+func TestExplainDevice(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress any --rate 1mbit", "va egress 10.0.0.0/24 --rate 2mbit", "va ingress ::/0 --rate 3mbit --name alice")
+	if got := r.ok("explain", "va"); strings.Count(got, "(va), by va egress: a packet ") != 2 || strings.Contains(got, "2mbit") || strings.Contains(got, "3mbit") {
+		t.Errorf("explain va says\n%s", got)
+	}
+}
+
 func TestExplainRefuses(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.0/24 --rate 1mbit --name alice", "vb egress 10.0.1.0/24 --rate 1mbit --name va")

@@ -79,5 +79,8 @@ func findPool(n *loader.Namespace, name string) (policy.Rule, bool) {
 		return policy.Rule{}, false
 	}
 	entry, found := h.Set.Find(policy.PoolKey(name))
-	return entry.Rule, found
+	if !found { // the last change may have removed it
+		return policy.Rule{}, false
+	}
+	return entry.Rule, true
 }

@@ -232,7 +232,7 @@ func (f *Facts) expects(e *Elsewhere) bool {
 			decides = max(decides, s.Rule.Prefix.Bits())
 		}
 	}
-	return f.named(e.Rule) || e.Rule.Prefix.Bits() > decides
+	return f.named(e.Rule, e.Name) || e.Rule.Prefix.Bits() > decides
 }
 
 func (p *Packets) String() string {
@@ -261,7 +261,9 @@ func (p *Packets) end(a netip.Addr) string {
 }
 
 // named reports whether a rule is one whose name was asked for.
-func (p *Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
+func (p *Packets) named(r policy.Rule, device string) bool {
+	return p.Name != "" && r.CalledOn(device) == p.Name
+}
 
 func (p *Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
 

@@ -231,7 +231,7 @@ func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 		if !address.IsValid() || h.Device.Index != 0 && h.Device.Index == back.Route.Device.Index {
 			continue
 		}
-		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule)) {
+		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule, h.Name())) {
 			f.Elsewhere = append(f.Elsewhere, Elsewhere{hookOf(h), e.Rule})
 		}
 	}

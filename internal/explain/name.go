@@ -17,14 +17,14 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 	for i, h := range hooks {
 		rules[i] = h.Set.Rules()
 		for _, e := range rules[i] {
-			names = append(names, e.Label.Name)
+			names = append(names, e.Rule.CalledOn(h.Name()))
 		}
 	}
 	q.Routes, q.Name = q.Device == "", policy.FindName(q.Name, slices.Values(names))
 	for i, h := range hooks {
 		q.Device, q.Direction = h.Name(), &h.Direction
 		for _, e := range rules[i] {
-			if q.Name == "" || e.Label.Name != q.Name {
+			if q.Name == "" || e.Rule.CalledOn(h.Name()) != q.Name {
 				continue
 			}
 			if q.Network = e.Prefix; q.Flow == nil {

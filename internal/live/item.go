@@ -52,13 +52,8 @@ func newLimit(at *Place, e maps.Entry) Limit {
 	return l
 }
 
-// Who is the name of a rule. One that has none and limits everything is called as its device.
-func (l *Limit) Who() string {
-	if l.Label.Name == "" && !l.IsPool() && l.Prefix.Bits() == 0 {
-		return l.Device
-	}
-	return l.Label.Name
-}
+// Who is what the rule is called on its device; or the name of the pool.
+func (l *Limit) Who() string { return l.Rule.CalledOn(l.Device) }
 
 // Sentence says what the limit does.
 func (l *Limit) Sentence() string {

@@ -251,13 +251,13 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	if id, found := s.Store.prefixes.Find(s.number, p); found {
-		now := s.Store.phase()
-		if v := s.Store.versionIn(id, now); v.Present() {
-			return s.Store.entry(id, p, v, now), true
-		}
+	id, found := s.Store.prefixes.Find(s.number, p)
+	if !found {
+		return Entry{}, false
 	}
-	return Entry{}, false
+	now := s.Store.phase()
+	v := s.Store.versionIn(id, now)
+	return s.Store.entry(id, p, v, now), v.Present()
 }
 
 // Has reports whether Find finds a rule, without its texts.

@@ -42,6 +42,14 @@ type Rule struct {
 	Label     Label
 }
 
+// CalledOn is the name of a rule or pool. A rule of a device that has none, and is for any address, is called as the device.
+func (r *Rule) CalledOn(device string) string {
+	if r.Label.Name == "" && r.Prefix.Bits() == 0 {
+		return device
+	}
+	return r.Label.Name
+}
+
 // Validate returns an error if r is not valid; it names the first option that is wrong.
 func (r *Rule) Validate() error {
 	err := checkText("plan", r.Label.Plan, MaxName)
