@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +24,6 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -232,14 +229,9 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
 		now.Release()
 		must(err)
-		if metrics.AcceptsGzip(r.Header) {
-			text = compressed(text)
-			w.Header().Set("Content-Encoding", "gzip")
-		}
 		w.Write(text)
 	})
 }
@@ -330,15 +322,6 @@ func checkView(r *live.Reading, v live.View) error {
 		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
 	}
 	return nil
-}
-
-func compressed(text []byte) []byte {
-	var all bytes.Buffer
-	w, err := gzip.NewWriterLevel(&all, gzip.BestSpeed)
-	must(err)
-	w.Write(text) // to memory
-	must(w.Close())
-	return all.Bytes()
 }
 
 func (e *env) serve(o serveOptions) error {

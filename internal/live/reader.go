@@ -52,8 +52,8 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 	s.limits = make([]Limit, 0, count) // which does not move: limits point to each other
 	pools := map[policy.Within]*Limit{}
 	for i, of := range rules {
-		for _, e := range of {
-			n := len(s.limits)
+		for j := range of {
+			n, e := len(s.limits), &of[j]
 			s.limits, s.ofID[e.ID] = append(s.limits, newLimit(&s.places[i], e)), n
 			if s.limits[n].index = n; e.Rule.Pool {
 				pools[policy.Within(e.Label.Name)] = &s.limits[n]
@@ -266,7 +266,7 @@ func (out *Reading) Add(store *maps.Store, what What) {
 		entries := make([]maps.Entry, len(out.Items))
 		for i := range out.Items {
 			it := &out.Items[i]
-			entries[i], it.ActiveBuckets = it.Entry, new(uint64)
+			entries[i], it.ActiveBuckets = *it.Entry, new(uint64)
 			if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
 				*it.ActiveBuckets = 1
 			}
@@ -280,13 +280,19 @@ func (out *Reading) Add(store *maps.Store, what What) {
 func (out *Reading) findFullest(store *maps.Store, n int, fullest *maps.Fullest) {
 	for _, b := range fullest.Find(store, n, maps.Now(), func(id uint32) *maps.Entry {
 		if it := out.of(id); it != nil {
-			return &it.Entry
+			return it.Entry
 		}
 		return nil
 	}) {
 		it := out.of(b.ID)
-		out.Fullest = append(out.Fullest, FullBucket{Item: it, Bucket: it.bucket(b.Bucket), Percent: b.Percent})
+		out.AddFullest(it, it.bucket(b.Bucket), b.Percent)
 	}
+}
+
+// AddFullest adds one of the fullest buckets.
+func (out *Reading) AddFullest(it *Item, b Bucket, percent float64) {
+	it.fullest = max(it.fullest, percent)
+	out.Fullest = append(out.Fullest, FullBucket{it, b, percent})
 }
 
 // of is the item with an id; nil for none.
