@@ -36,7 +36,7 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	if err != nil {
 		return err
 	}
-	now, reverted, err := inforce.Phases(n, f, func(p inforce.Packed) lastgood.Policy { return inforce.Parsed(p, f) })
+	now, reverted, err := inforce.Phases(n, f)
 	if err != nil {
 		return err
 	}

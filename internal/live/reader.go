@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -22,7 +23,6 @@ type Reader struct {
 
 	kept    loader.Kept
 	fullest maps.Fullest
-	inforce inforce.Reader
 	scene   *Scene
 	last    *Reading
 	old     *Reading // the one before
@@ -220,7 +220,7 @@ func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
 	}
 	r.old, r.last = r.last, out
 	if what.Lacks && unread == nil {
-		out.Lacks, unread = r.inforce.Lacks(n)
+		out.Lacks, _, unread = inforce.Lacks(n, lastgood.Policy{})
 	}
 	return out, unread
 }
@@ -263,16 +263,18 @@ func (out *Reading) Add(store *maps.Store, what What) {
 		}
 	}
 	if what.Buckets {
-		entries := make([]maps.Entry, len(out.Items))
+		var each []*Item // those with several buckets
+		var entries []maps.Entry
 		for i := range out.Items {
 			it := &out.Items[i]
-			entries[i], it.ActiveBuckets = *it.Entry, new(uint64)
-			if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
+			if it.ActiveBuckets = new(uint64); it.Each.Kind != policy.EachAll {
+				each, entries = append(each, it), append(entries, *it.Entry)
+			} else if it.Level|it.Second > 0 {
 				*it.ActiveBuckets = 1
 			}
 		}
 		for i := range store.Buckets(entries, maps.Now) {
-			*out.Items[i].ActiveBuckets++
+			*each[i].ActiveBuckets++
 		}
 	}
 }
