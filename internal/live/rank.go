@@ -422,11 +422,18 @@ func (l *Limit) matches(word string, a netip.Addr) bool {
 
 // tree are pools with what is within them below, each level in the order. What the search leaves has those above it.
 func (out *Reading) tree(wants func(*Item) bool, v View) (rows []Row, of int) {
-	at := make([]*Row, len(out.Items)) // the row of an item
+	var all []Row
+	if v.Of == "" && v.Name == "" {
+		all = make([]Row, 0, len(out.Items)) // rows are large
+	}
 	for i := range out.Items {
 		if it := &out.Items[i]; wants(it) {
-			at[i], of = new(it.row()), of+1
+			all = append(all, it.row())
 		}
+	}
+	at := make([]*Row, len(out.Items)) // the row of an item
+	for i := range all {
+		at[all[i].index] = &all[i]
 	}
 	above := func(l *Limit) *Row {
 		if l.Above == nil {
@@ -439,9 +446,9 @@ func (out *Reading) tree(wants func(*Item) bool, v View) (rows []Row, of int) {
 			pool.foremost = cmp.Or(r.foremost, r)
 		}
 	}
-	for _, r := range at[out.scene.allPools:] {
-		if r != nil {
-			lift(r.Limit)
+	for i := range all {
+		if !all[i].IsPool() {
+			lift(all[i].Limit)
 		}
 	}
 	for _, pool := range out.scene.pools {
@@ -496,5 +503,5 @@ func (out *Reading) tree(wants func(*Item) bool, v View) (rows []Row, of int) {
 			}
 		}
 	}, 0, false)
-	return rows, of
+	return rows, len(all)
 }
