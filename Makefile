@@ -4,6 +4,7 @@ VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>
 # Kernel tests mostly wait, so more packages than CPUs run at a time. `make lint` vets.
 TEST = -count=1 -vet=off -p 4 -timeout 40m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
@@ -33,7 +34,7 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast bench install uninstall packages clean help
+.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
 
 all: ## build bin/shapectl (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
@@ -100,6 +101,10 @@ lint: lint-fast ## lint-fast, staticcheck and clang
 	go run -C bench $(STATICCHECK) ./...
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/observe.c bpf/shapectl.c bench/reference.c
 
+vulnerabilities: ## known vulnerabilities in the Go release and the modules, as far as the program calls them
+	go run $(GOVULNCHECK) ./...
+	go run -C bench $(GOVULNCHECK) ./...
+
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in 45 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go build -C bench -buildvcs=false -o ../bin/bench .
@@ -120,8 +125,12 @@ uninstall: ## remove what install made; limits in force stay
 	rm -f $(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN))
 	rm -rf $(SHARE)/doc/shapectl
 
-packages: all ## .deb, .rpm and a tarball, for amd64 and arm64, to $(OUT)
+packages: all ## .deb, .rpm, .apk and a tarball, for amd64 and arm64, to $(OUT)
 	packaging/build.sh '$(VERSION)' $(OUT)
+
+release: all ## a release from the tag that is checked out, signed with the SSH key SIGN_KEY, to $(OUT)
+	@scripts/need.sh 'make release' jq=jq ssh-keygen=openssh-client
+	packaging/release.sh $(OUT)
 
 clean: ## remove what was built
 	rm -rf bin dist

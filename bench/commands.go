@@ -38,7 +38,7 @@ type contender struct {
 type prepare func(a *arena, n int, rate func() policy.Rate) (load func(), change func(i int) (do func()))
 
 var contenders = []contender{
-	{subject: name(policy.GCRA), most: 1_000_000, prepare: ourRules(policy.EachAll)},
+	{subject: name(policy.GCRA), most: 1_000_000, prepare: ourRules(policy.EachAll), note: "a change of the rule that was changed last waits for an RCU grace period"},
 	{subject: name(policy.GCRA) + ", each host", most: 1_000_000, prepare: ourRules(policy.EachHost), note: "a table for a million hosts"},
 	{subject: "HTB classes, u32 hash tables", most: 65_534, prepare: htbRules,
 		note: "addresses of one /16; loaded by `tc -batch`, changed through netlink; at most 65 534 classes"},

@@ -61,7 +61,7 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	word = word_of(member_of(w, i), params->salt);
 	if (word)
 		ahead = ahead_of(s, READ_ONCE(word->tat)) * above->weight;
-	b->room = free_part(s, params, above);
+	b->room = free_part(s, params, above, 0);
 	may = (may >> FREE_BITS) * b->room;
 	b->room = ahead < may ? lesser(b->room, ((may - ahead) << FREE_BITS) / may) : 0;
 	return 0;

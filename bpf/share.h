@@ -21,6 +21,7 @@ enum {
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more, */
 	SMALL = 64 << 10,  /* but by three quarters of a bucket, and three eighths of one of up to so many bytes: bursts need room */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
+	ROOM_PART = 2,	   /* a packet must leave room for light ones. Of a larger one, only this part of the bucket counts */
 	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
 	ROOM_OCTAVES = 3,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none: */
 	ROOM_LEAST = 72,   /* then it runs at (1 + ROOM_LEAST / 2^FREE_BITS) / 2 of what that lets pass, or light ones fall behind */
@@ -181,12 +182,12 @@ static __always_inline __u64 most_credit(__u64 limit)
 }
 
 /*
- * The part of a bucket that is free, of 1 << FREE_BITS for a quarter of it. Shares are for the whole limit of a pool. With a
- * lease, it is as if the same part of that was free.
+ * The part of a bucket that is free once it has so many more units, of 1 << FREE_BITS for a quarter of it. Shares are for the
+ * whole limit of a pool. With a lease, it is as if the same part of that was free.
  */
-static __always_inline __u64 free_part(const struct share *s, const struct params *params, const struct stage *st)
+static __always_inline __u64 free_part(const struct share *s, const struct params *params, const struct stage *st, __u64 more)
 {
-	__u64 free = 0, level = st->level;
+	__u64 free = 0, level = st->level + more;
 
 	if (params->flags & RULE_LEASED)
 		level = level / (st->limit >> 10) * (params->limit >> 10);
@@ -326,7 +327,7 @@ enum share_verdict {
 enum load {
 	HEAVY,	/* or a pool without shares is between */
 	MODEST, /* it is ahead by at most half */
-	LIGHT,	/* with the packet it is ahead by at most an eighth, or it is new and the packet is small */
+	LIGHT,	/* with the packet it is ahead by at most an eighth, or it is not active and the packet is small */
 };
 
 /* The load of a sharer if it is as small as a light one. */
@@ -336,7 +337,8 @@ static __always_inline enum load load_if(const struct share *s, bool small)
 }
 
 /*
- * Judges a packet in the bucket of a stage by the word of its sharer, which is NULL for a new one, and finds its load. In a pool
+ * Judges a packet in the bucket of a stage by the word of its sharer, which is NULL for a new one, and finds its load. A small
+ * packet of a sharer that is not active is always within its share. Any other one must leave room for such ones. In a pool
  * above another one, the load so far is that of the sharer below: if it is modest, the packet may be ahead by twice as much here,
  * so that others in that pool do not take all its room; if it is light, the packet is always within its share. Light sharers have
  * a credit, which is what the clock leaves to all sharers. So a flood of new sharers is not light for long. Only shares of
@@ -348,11 +350,7 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 	__u64 ahead = b ? ahead_of(s, READ_ONCE(b->tat)) * st->weight : 0, own = w->bytes, most, may, free, debt;
 	enum load below = w->load;
 
-	if (!ahead) {
-		w->load = load_if(s, own <= 2 * SHARED_BYTES);
-		return WITHIN_SHARE;
-	}
-	if (below == LIGHT && params->flags & RULE_SHARE_MEMBER) {
+	if ((!ahead && own <= 2 * SHARED_BYTES) || (below == LIGHT && params->flags & RULE_SHARE_MEMBER)) {
 		w->load = load_if(s, true);
 		return WITHIN_SHARE;
 	}
@@ -364,13 +362,13 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 			own = 2 * SHARED_BYTES;
 	}
 	own = own * OWN_PACKETS << FAIR_BITS;
-	free = free_part(s, params, st);
+	free = free_part(s, params, st, lesser(w->cost, st->limit / ROOM_PART));
 	may = ((may < own ? own : may) >> FREE_BITS) * free;
 	if (w->load == MODEST && ahead > may / 2)
 		w->load = HEAVY;
-	if (ahead <= may)
+	if (ahead < may)
 		return WITHIN_SHARE;
-	debt = most_debt(most, READ_ONCE(b->tick));
+	debt = b ? most_debt(most, READ_ONCE(b->tick)) : 0;
 	if (ahead <= 2 * may && ahead <= debt)
 		return BEYOND_MARK;
 	w->load = HEAVY;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build.sh DESCRIBED DIRECTORY [ARCH...]: writes a .deb, an .rpm and a static tarball there, for amd64 and arm64 if no
+# build.sh DESCRIBED DIRECTORY [ARCH...]: writes a .deb, an .rpm, an .apk and a static tarball there, for amd64 and arm64 if no
 # architecture is named. DESCRIBED is what `git describe` says. The same commit and Go release give the same bytes,
 # wherever and whenever they build.
 set -euo pipefail
@@ -16,7 +16,7 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export VERSION SOURCE_DATE_EPOCH
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
-rm -f "$out"/shapectl[-_]*.{deb,rpm,tar.gz} "$out/SHA256SUMS"
+rm -f "$out"/shapectl[-_]* "$out"/SHA256SUMS*
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -47,8 +47,11 @@ for ARCH in "${archs[@]}"; do
 	install_tree "$ARCH" /usr "$root"
 	install -d "$root/etc/shapectl"
 	find "$root/usr/share/man" -type f -exec gzip -9n {} + 2>/dev/null || true
-	settle "$root"
+	settle "$work/$ARCH" # also the scripts: an .apk has their times
 	(cd "$work/$ARCH" && "$work/nfpm" package --packager rpm --target "$out" >/dev/null)
+	# apk takes only versions of its own form: 0.1.0_rc1, 0.1.0_p5 for the fifth commit after 0.1.0.
+	(cd "$work/$ARCH" && VERSION=$(sed -E 's/~rc\.([0-9]+)/_rc\1/; s/^0~([0-9]+).*/0_git\1/; s/\+([0-9]+).*/_p\1/' <<<"$VERSION") \
+		"$work/nfpm" package --packager apk --target "$out" >/dev/null)
 
 	# Debian's zsh looks elsewhere, and Debian's policy wants a changelog and a copyright file by these names.
 	mkdir -p "$root/usr/share/zsh/vendor-completions"
@@ -60,5 +63,5 @@ for ARCH in "${archs[@]}"; do
 	(cd "$work/$ARCH" && "$work/nfpm" package --packager deb --target "$out" >/dev/null)
 done
 cd "$out"
-sha256sum shapectl[-_]*.{deb,rpm,tar.gz} >SHA256SUMS
-du -h shapectl[-_]*.{deb,rpm,tar.gz}
+sha256sum shapectl[-_]*.{deb,rpm,apk,tar.gz} >SHA256SUMS
+du -h shapectl[-_]*.{deb,rpm,apk,tar.gz}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# packages-test.sh: builds the packages and uses them. Two builds must give the same bytes. The .deb is installed,
+# packages-test.sh: makes a release and uses its packages. Two must give the same bytes. The .deb is installed,
 # upgraded while traffic is limited, removed and purged; the .rpm, too. All of that is in namespaces of its own, with
 # an overlay as the root file system, so this machine does not change.
 set -euo pipefail
@@ -19,28 +19,48 @@ same() {
 	[[ $2 == "$3" ]] || die "$1: expected '$2', got '$3'"
 }
 
-# build: two copies of the tree in different folders, so that bin/ here stays as it is.
+# build: releases of two clones in different folders, so that bin/ here stays as it is.
 build() {
-	local tree
+	local tree commit=(env GIT_{AUTHOR,COMMITTER}_DATE='1700000000 +0000' git -c user.name=test -c user.email=test@invalid commit -qm "$after")
+	ssh-keygen -q -t ed25519 -N '' -f "$tmp/key"
 	for tree in "$tmp/one" "$tmp/another/folder"; do
 		mkdir -p "$tree"
-		# With -m, the copies have times of their own.
 		(cd "${here%/*}" && git ls-files -z --cached --others --exclude-standard | tar -c --null -T -) | tar -x -m -C "$tree"
+		sed -i "s/^## Unreleased/## ${after#v}/" "$tree/CHANGELOG.md"
+		echo "shapectl $(<"$tmp/key.pub")" >>"$tree/packaging/signers"
+		(cd "$tree" && git init -q && git add -A && "${commit[@]}" && git tag "$after")
 	done
-	export SOURCE_DATE_EPOCH=1700000000
-	(cd "$tmp/one" && make -s packages VERSION="$after" OUT="$tmp/after") >"$tmp/one.log" 2>&1 &
+	export SIGN_KEY=$tmp/key
+	(cd "$tmp/one" && make -s release OUT="$tmp/after") >"$tmp/one.log" 2>&1 &
 	local first=$!
 	(
 		umask 077
 		export TZ=Asia/Tokyo GOMAXPROCS=1
 		cd "$tmp/another/folder" &&
-			make -s packages VERSION="$after" OUT="$tmp/again" &&
+			make -s release OUT="$tmp/again" &&
 			make -s all VERSION="$before" && packaging/build.sh "$before" "$tmp/before" "$arch"
-	) >"$tmp/another.log" 2>&1 || die "the second build: $(<"$tmp/another.log")"
-	wait "$first" || die "the first build: $(<"$tmp/one.log")"
+	) >"$tmp/another.log" 2>&1 || die "the second release: $(<"$tmp/another.log")"
+	wait "$first" || die "the first release: $(<"$tmp/one.log")"
 	cat "$tmp/one.log"
-	diff "$tmp/after/SHA256SUMS" "$tmp/again/SHA256SUMS" || die 'two builds differ: see above'
-	passed 'two builds in different folders, with another umask, time zone and number of CPUs, give the same bytes'
+	diff -r "$tmp/after" "$tmp/again" || die 'two releases differ: see above'
+	passed 'two releases in different folders, with another umask, time zone and number of CPUs, are the same bytes'
+
+	(cd "$tmp/after" && ssh-keygen -q -Y verify -f "$tmp/one/packaging/signers" -I shapectl -n shapectl -s SHA256SUMS.sig <SHA256SUMS &&
+		sha256sum -c --quiet SHA256SUMS) || die 'the release does not agree with its signature'
+	same 'files that SHA256SUMS does not name' SHA256SUMS,SHA256SUMS.sig \
+		"$(cd "$tmp/after" && find . -type f -printf '%P\n' | grep -vxFf <(cut -c 67- SHA256SUMS) | sort | paste -sd,)"
+	same 'what the image runs' 'linux/amd64 linux/arm64' "$(image_platforms)"
+	passed 'the release: signature, checksums, and an image for both architectures'
+}
+
+# image_platforms: the platforms of the image, whose every blob has the digest that it is named by.
+image_platforms() {
+	mkdir "$tmp/image"
+	tar -C "$tmp/image" -xf "$tmp/after/"*-image.tar
+	(cd "$tmp/image/blobs/sha256" && sha256sum ./* | while read -r digest file; do [[ ./$digest == "$file" ]] || die "the blob $file has the digest $digest"; done)
+	local index
+	index=$(jq -r '.manifests[0].digest' "$tmp/image/index.json")
+	jq -r '[.manifests[].platform | "\(.os)/\(.architecture)"] | join(" ")' "$tmp/image/blobs/${index/://}"
 }
 
 # check_versions: each of these is later than the one before it, to dpkg and to rpm.
@@ -290,7 +310,7 @@ use)
 esac
 
 [[ $EUID -eq 0 ]] || die 'making namespaces needs root: run it with sudo'
-"$here/need.sh" "${0##*/}" dpkg=dpkg rpm=rpm mandoc=mandoc iperf3=iperf3 ip=iproute2 unshare=util-linux \
+"$here/need.sh" "${0##*/}" dpkg=dpkg rpm=rpm mandoc=mandoc iperf3=iperf3 ip=iproute2 unshare=util-linux jq=jq ssh-keygen=openssh-client \
 	/usr/share/bash-completion/bash_completion=bash-completion
 tmp=$(mktemp -d)
 inside=''

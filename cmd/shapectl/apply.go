@@ -2,14 +2,12 @@ package main
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"os/user"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strconv"
@@ -182,24 +180,9 @@ func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) 
 // patience is how long reading a file may take: a FIFO may have no end.
 var patience = time.Minute
 
-// readPolicy reads and checks a policy file.
+// readPolicy reads a policy file with those that it includes, or for "-" standard input, which may take any time. If the policy is
+// not valid, it still returns the text.
 func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
-	if text, err = e.readText(name); err == nil {
-		f, err = parsePolicy(name, text)
-	}
-	return f, text, err
-}
-
-func parsePolicy(name string, text []byte) (*policyfile.File, error) {
-	f, err := policyfile.Parse(inputName(name), text)
-	if err != nil {
-		return nil, inputError(err)
-	}
-	return f, nil
-}
-
-// readText reads a policy file with those that it includes, or for "-" standard input, which may take any time.
-func (e *env) readText(name string) (text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		if text, err = e.readAll(name); err == nil {
@@ -218,45 +201,15 @@ func (e *env) readText(name string) (text []byte, err error) {
 	select {
 	case <-done:
 	case <-late:
-		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+		return nil, nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
 	if err != nil {
-		return nil, inputError(err)
+		return nil, nil, inputError(err)
 	}
-	return text, nil
-}
-
-// goalHash identifies what a policy wants here: it is the same if the text, the devices and this program are.
-func (e *env) goalHash(path string, text []byte) ([]byte, error) {
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return nil, err
+	if f, err = policyfile.Parse(inputName(name), text); err != nil {
+		return nil, text, inputError(err)
 	}
-	program, err := os.Stat("/proc/self/exe")
-	if err != nil {
-		return nil, err
-	}
-	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
-		path = absolute
-	}
-	sum := sha256.New()
-	fmt.Fprintln(sum, path, program.Size(), program.ModTime(), e.getenv("SHAPECTL_HOOK"))
-	for _, d := range devices {
-		fmt.Fprintln(sum, d.Name, d.Index, d.L2Bytes)
-	}
-	sum.Write(text)
-	return sum.Sum(nil), nil
-}
-
-// isSettled reports whether this policy is in force already, as the last apply left it. That costs little. If it is not known,
-// the policy has to be compared with all rules.
-func (e *env) isSettled(path string, text []byte) (settled bool) {
-	_ = e.with(loader.Read, "", func(n *loader.Namespace) error {
-		goal, err := e.goalHash(path, text)
-		settled = err == nil && n.Settled(goal)
-		return err
-	})
-	return settled
+	return f, text, nil
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
@@ -410,9 +363,6 @@ func (e *env) apply(o applyOptions) error {
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
-	if f.File == nil {
-		return e.applied(report.Applied{Hooks: []report.HookChange{}, NoTimer: e.confirm > 0}, false)
-	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
 		want, err := goalOf(f.File)
@@ -424,18 +374,12 @@ func (e *env) apply(o applyOptions) error {
 				return err
 			}
 		}
-		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
 		how := e.asked()
 		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
 		if o.maxRemove != "" {
 			how.Allow = o.checkRemoved
 		}
-		how.Progress = func(rules, of int) {
-			ready.of = int64(of)
-			ready.set(int64(rules))
-		}
 		done, err := n.Apply(want.tables, how)
-		ready.finish()
 		if err != nil {
 			return err
 		}
@@ -461,15 +405,6 @@ func (e *env) apply(o applyOptions) error {
 				err = lacks
 			}
 		}
-		if err == nil && len(f.Warnings()) == 0 && len(f.MACs()) == 0 && len(f.Absent(devices)) == 0 && len(f.Unmatched(devices)) == 0 {
-			goal, err := e.goalHash(f.Path, f.Text)
-			if err == nil {
-				err = n.Settle(goal)
-			}
-			if err != nil {
-				return e.degraded("apply %s: the policy is in force, but it was not recorded that nothing is missing: %w", f.Path, err)
-			}
-		}
 		return err
 	})
 	if err != nil && !errors.Is(err, errDegraded) {
@@ -491,15 +426,11 @@ func (e *env) apply(o applyOptions) error {
 	return err
 }
 
-// policyToApply is the policy of the file, or the last good one. It has no File if nothing of it is missing.
-func (e *env) policyToApply(o applyOptions) (p lastgood.Policy, err error) {
+// policyToApply is the policy of the file, or the last good one.
+func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 	if o.lastGood == "" {
-		p.Path = o.file
-		if p.Text, err = e.readText(o.file); err != nil || len(o.devices) == 0 && !e.setupFQ && e.isSettled(p.Path, p.Text) {
-			return p, err
-		}
-		p.File, err = parsePolicy(o.file, p.Text)
-		return p, err
+		f, text, err := e.readPolicy(o.file)
+		return lastgood.Policy{File: f, Path: o.file, Text: text}, err
 	}
 	f, err := lastgood.Load(o.file, o.lastGood)
 	switch {

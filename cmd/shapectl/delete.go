@@ -27,7 +27,7 @@ device go with the last rule in them.
 
 NAME is the exact name of something that is there. All of it goes at one moment:
 
-  rules      all with this name, on all devices, and the pools of a host with this name
+  rules      all with this name, on all devices, and the pools that limit only them
   a pool     if nothing is within it
   a device   its rules for any; 'shapectl flush' deletes all its rules
 
@@ -191,8 +191,8 @@ func (e *env) nothingToDelete(want filterRules) error {
 	return err
 }
 
-// deleted prints rules as they were before they were deleted, and of which hooks those of
-// another version were, which it cannot read. JSON has only rules, so then these are messages.
+// deleted prints rules as they were before they were deleted, and of which hooks those
+// were that cannot be read. JSON has only rules, so then these are messages.
 func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 	for i := range rules {
 		at := *rules[i].Place // which rules that stay may have, too
@@ -200,7 +200,7 @@ func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 		rules[i].Place = &at
 	}
 	for _, other := range others {
-		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
+		says := fmt.Sprintf("%s %s: all rules, which this shapectl could not read", plain.Line(other.Name()), other.Direction)
 		if e.json {
 			e.say("shapectl: deleted: %s", says)
 		} else {
@@ -292,7 +292,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		}
 		gone, _, _ := toDelete(found...)
 		if e.confirm > 0 && others != nil {
-			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
+			return inputf("%s %v has rules that cannot be read, nor come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
 		}
 		pools := n.Pools()
 		defer pools.Close()
@@ -352,11 +352,11 @@ func (e *env) flush(want filterRules, all bool) error {
 // owns reports whether a pool is of a device of the filter, or of its direction.
 func (want filterRules) owns(p policy.Rule) bool {
 	o := p.Label.Owner
-	return want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
+	return o.Device != "" && want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
 
-// ownPools are the pools of devices and hosts that nothing but deleted rules is within: those that have such rules, or for which
-// own is true, and those above. If own is nil, the pools of hosts stay: other addresses may come. They are of the hook of all pools;
+// ownPools are the pools of devices and hosts that nothing but deleted rules is within: those that have such rules, and those
+// above; and any pool for which own is true. If own is nil, the pools of hosts stay: other addresses may come. They are of the hook of all pools;
 // nil for none.
 func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) []namedHook {
 	if pools.Set == nil {
@@ -378,10 +378,11 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 	tree := poolTree(n, deleted...)
 	var goes func(*policy.Node) bool
 	goes = func(node *policy.Node) bool {
-		if len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" {
+		mine := own != nil && own(*node.Pool)
+		if len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" && !mine {
 			return false
 		}
-		lost := emptied[node.Pool.Label.Name] || own != nil && own(*node.Pool)
+		lost := mine || emptied[node.Pool.Label.Name]
 		for _, below := range node.Below {
 			if lost = goes(below); !lost {
 				return false

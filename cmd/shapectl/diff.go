@@ -37,14 +37,7 @@ Exit codes: 0 nothing would change; 3 something would change.`,
 }
 
 func (e *env) diff(name string, summary bool) error {
-	text, err := e.readText(name)
-	if err != nil {
-		return fmt.Errorf("diff: %w", err)
-	}
-	if e.isSettled(name, text) {
-		return e.print(report.Differences{}, report.Differences{}.Text)
-	}
-	f, err := parsePolicy(name, text)
+	f, _, err := e.readPolicy(name)
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}

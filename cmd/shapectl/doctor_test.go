@@ -341,12 +341,21 @@ func TestDoctorOfDeletedPins(t *testing.T) {
 			r.doctorSays(exitDone, "0 warnings")
 			programs(1)
 		}
-		lose("kinds")
-		r.doctorSays(exitMissing, "deleted the pin of the programs (kinds)", "flush --all", "not in force: the programs are gone")
-		if got := r.ok("show"); !strings.Contains(got, "NOT IN FORCE") {
-			t.Errorf("show says %s", got)
+		for _, pin := range []string{"g*/programs", "kinds"} {
+			lose(pin)
+			r.doctorSays(exitMissing, "something deleted the pin "+r.bpffs(), "apply the policy again", "not in force: the programs are gone")
+			if got := r.ok("show"); !strings.Contains(got, "NOT IN FORCE") {
+				t.Errorf("show says %s", got)
+			}
+			if got := r.run("apply", file); got.code != exitDone || !strings.Contains(got.err, "restored limits that were not in force, as something had deleted the pin "+r.bpffs()) {
+				t.Errorf("apply: %+v", got)
+			}
+			r.doctorSays(exitDone, "0 warnings")
+			programs(1)
 		}
-		r.refused(exitKernel, "so no rule is in force; nothing was changed: export all rules", "set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+		lose("g*/rules")
+		r.doctorSays(exitDegraded, "/rules", "something deleted the pin", "flush --all")
+		r.refused(exitKernel, "/rules; rules may still be in force; nothing was changed", "set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
 		r.ok("flush", "--all")
 		programs(0)
 		r.doctorSays(exitDone, "0 warnings")

@@ -98,7 +98,8 @@ func TestEvents(t *testing.T) {
 	n = w.tellsKind(n, report.RulesChanged)
 	r.flood("10.0.1.9")
 	// One event tells of both rules. Who asks for one of them hears it, too.
-	r.ok("apply", r.policy("devices: {va: {egress: {10.0.2.0/24: {rate: 80kbit, capacity: 5000}, 192.0.2.0/24: 80kbit}}}\n"))
+	r.ok("apply", r.policy("pools: {up: 1gbit, down: 1gbit}\ndevices: {va: {egress: {10.0.2.0/24: {rate: 80kbit, capacity: 5000}, 192.0.2.0/24: 80kbit}}}\n"))
+	w.tells(n, "new pools", func(e report.Event) bool { return e.Sentence == "pools: 2 pools added: down, up" })
 	n = w.tellsKind(n, report.RulesChanged)
 	seen := other.tellsKind(0, report.RulesChanged)
 	r.flood("10.0.2.9")

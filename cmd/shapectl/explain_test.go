@@ -149,7 +149,7 @@ func TestExplain(t *testing.T) {
 		},
 		"queue": func(r *rig) string {
 			// As slow as a queue can be that holds a full packet.
-			r.setUnheldSlow("va egress 10.0.0.0/24 --rate 1600kbit --capacity 1800 --algorithm leaky --excess delay")
+			r.setUnheldSlow("va egress 10.0.0.0/24 --rate 1.6mbit --capacity 1800 --algorithm leaky --excess delay")
 			r.setUnheld("va egress 10.0.1.0/24 --rate 1gbit --capacity 30000 --excess delay --queue 60000 --ecn-above never")
 			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
 			r.send("10.0.0.7", 2, 850)

@@ -211,10 +211,19 @@ func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
 func (e *env) checkThere(all *live.Reading, want filterRules) error {
 	name, advice := plain.Line(want.label), e.suggest("show")+" lists all rules"
+	var names []string
+	for i := range all.Items {
+		if it := &all.Items[i]; it.IsPool() || !want.pools {
+			names = append(names, it.Label.Name)
+		}
+	}
 	switch {
 	case want.pool != "":
 		if err := policyfile.CheckPattern(want.pool); err != nil {
 			return inputError(err)
+		}
+		if similar := plain.SimilarName(want.pool, names); similar != "" {
+			return inputf("%s; did you mean %s?", want.none(), plain.Word(similar))
 		}
 		return inputf("%s; %s lists the pools", want.none(), e.suggest("show --pools"))
 	case strings.ContainsAny(want.label, `*?[\`):
@@ -223,10 +232,6 @@ func (e *env) checkThere(all *live.Reading, want filterRules) error {
 		}
 		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s", name, advice)
 	case want.label != "":
-		var names []string
-		for i := range all.Items {
-			names = append(names, all.Items[i].Label.Name)
-		}
 		if similar := nearest(want.label, names); similar != "" {
 			advice = "did you mean " + plain.Word(similar) + "?"
 		}

@@ -271,7 +271,7 @@ func TestFlushAll(t *testing.T) {
 		r.nothingLeft()
 		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
 		r.makeOtherLayout()
-		if got := r.run("flush", "--all"); got.code != exitDone || got.err != "" || !strings.Contains(got.out, ": all rules, which another version of shapectl had set\n") {
+		if got := r.run("flush", "--all"); got.code != exitDone || got.err != "" || !strings.Contains(got.out, ": all rules, which this shapectl could not read\n") {
 			t.Errorf("of another layout: %+v", got)
 		}
 		r.nothingLeft()

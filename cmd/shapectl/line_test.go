@@ -55,8 +55,8 @@ func TestLine(t *testing.T) {
 			r.ok(fields("set xa egress 10.0.0.0/24 --rate 5mbit --within uplink")...)
 			r.ok(fields("set va egress 192.168.100.1 --rate unlimited")...)
 			before := r.ok("export")
-			want := "va egress: uploads get 9500kbit, 95 % of 10mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n" +
-				"va ingress: downloads get 47500kbit, 95 % of 50mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n"
+			want := "va egress: uploads get 9.5mbit, 95 % of 10mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n" +
+				"va ingress: downloads get 47.5mbit, 95 % of 50mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n"
 			if got := r.ok(fields(homeLine)...); got != want+"4 rules added on 1 device\n2 pools added\n" {
 				t.Errorf("it says %s", got)
 			}
@@ -65,8 +65,8 @@ func TestLine(t *testing.T) {
 			}
 			with := r.ok("export")
 			for _, line := range []string{
-				"va egress: {rate: 9500kbit, capacity: 59375b, excess: ecn, share: flow, owner: va egress, line: va}",
-				"va ingress: {rate: 47500kbit, capacity: 296875b, excess: ecn, share: flow, owner: va ingress, line: va}",
+				"va egress: {rate: 9.5mbit, capacity: 59375b, excess: ecn, share: flow, owner: va egress, line: va}",
+				"va ingress: {rate: 47.5mbit, capacity: 296875b, excess: ecn, share: flow, owner: va ingress, line: va}",
 				"uplink: 1gbit", "192.168.100.1: unlimited", "10.0.0.0/24: {rate: 5mbit, within: uplink}",
 			} {
 				if !strings.Contains(with, line+"\n") {
@@ -419,7 +419,7 @@ func TestLineHost(t *testing.T) {
 func TestLineAdapt(t *testing.T) {
 	r := newRig(t)
 	text := r.in(homeLine + " --dry-run --adapt --reflector 9.9.9.9 --reflector 2620:fe::fe")
-	for _, option := range []string{"adapt-min: 1900kbit ", "adapt-min: 9500kbit "} {
+	for _, option := range []string{"adapt-min: 1.9mbit ", "adapt-min: 9.5mbit "} {
 		if !strings.Contains(text, option) {
 			t.Errorf("it lacks %q: %s", option, text)
 		}
@@ -427,7 +427,7 @@ func TestLineAdapt(t *testing.T) {
 	if strings.Count(text, `adapt-to: "9.9.9.9,2620:fe::fe"`) != 2 {
 		t.Errorf("it does not name both reflectors in both pools: %s", text)
 	}
-	if text := r.in(homeLine + " --dry-run -j --adapt"); !strings.Contains(text, "uploads get 9500kbit, 95 % of 10mbit, or down to 1900kbit while the line is slow, in equal parts") {
+	if text := r.in(homeLine + " --dry-run -j --adapt"); !strings.Contains(text, "uploads get 9.5mbit, 95 % of 10mbit, or down to 1.9mbit while the line is slow, in equal parts") {
 		t.Errorf("it says %s", text)
 	}
 	if text := r.in(homeLine + " --dry-run --adapt --min 800kbit"); strings.Count(text, "adapt-min: 800kbit ") != 2 || strings.Contains(text, "adapt-to") {

@@ -254,7 +254,13 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 		kind = kindPool
 		commands = append(commands, e.named(verb, kind, of)+" for the pool")
 	}
-	if device {
+	switch {
+	case device && pool && verb == "set":
+		kind = kindDevice
+		for _, h := range found.device { // which may have a pool of its own
+			commands = append(commands, e.named(verb, "", ruleName{name: of.name, direction: &h.Direction, flags: of.flags})+" for "+h.Direction.String())
+		}
+	case device:
 		kind = kindDevice
 		commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
 	}
@@ -525,7 +531,14 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		return e.removeWithPools(n, of.String(), of.hasHost, found.rules)
+		limits := map[string]bool{of.name: true} // the pools that are the rate of these rules
+		for _, h := range found.rules {
+			for _, r := range h.rules {
+				limits[string(r.Within)] = limits[string(r.Within)] || r.Rate == policy.Unlimited
+			}
+		}
+		own := func(p policy.Rule) bool { return of.hasHost(p) || p.Label.Owner.Device == "" && limits[p.Label.Name] }
+		return e.removeWithPools(n, of.String(), own, found.rules)
 	})
 }
 

@@ -251,7 +251,6 @@ func TestSetPoolOrRules(t *testing.T) {
 	r.refused(exitInput, "takes only its name", "set", "va", "egress", "any", "--new", "--rate", "7mbit")
 	r.refused(exitInput, "leave --kind rule out", "set", "new", "--new", "--kind", "rule", "--rate", "7mbit")
 	r.refused(exitInput, "the rate of the new pool is missing", "set", "new", "--new")
-	r.run("delete", "alice") // the rule: the pool is in use
 	r.ok("delete", "alice")
 	if left := r.show(); len(left) > 0 {
 		t.Errorf("left: %+v", left)
@@ -296,7 +295,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
 		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
-	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
+	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, 'shapectl set --rate 7mbit va egress' for egress, or 'shapectl set --rate 7mbit va ingress' for ingress",
 		"set", "va", "--rate", "7mbit")
 	r.ok("set", "--kind", "pool", "--rate", "7mbit", "va")
 	r.ok("set", "--kind", "device", "--fail", "closed", "va")
@@ -430,10 +429,10 @@ func TestNamedByID(t *testing.T) {
 			t.Errorf("%q: %s", command, out)
 		}
 	}
-	if r.run("delete", "10001"); len(r.rows("show", "10001")) != 1 {
-		t.Error("delete 10001 left more than the pool")
-	}
 	r.refused(exitInput, "did you mean '10001 down'?", "set", "10001 don", "--rate", "1mbit")
+	if r.ok("delete", "10001"); len(r.show()) > 0 {
+		t.Errorf("delete 10001 left %+v", r.show())
+	}
 }
 
 // What a name cannot mean is refused, and changes nothing.
@@ -560,6 +559,49 @@ func TestDeleteNamed(t *testing.T) {
 	}
 	if got := r.ok("show"); got != "no rules\n" {
 		t.Errorf("all are deleted, but show says %s", got)
+	}
+}
+
+// With the rules of a name go the pools that are their rate, and no others: neither what another name draws from, nor the
+// pools above, nor the pool of rules with a rate of their own.
+func TestDeleteNamedWithPools(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy(`pools: {mast: 1gbit, alice: {rate: 9mbit, within: mast}, alice up: {rate: 1mbit, within: alice}, home: 5mbit, plan: 3mbit}
+devices:
+  va:
+    egress:
+      10.0.0.1: {name: alice, within: alice}
+      2001:db8:1::/64: {name: alice, within: alice}
+      10.0.0.2: {name: bob, within: home}
+      10.0.0.3: {name: carol, within: home}
+      10.0.0.4: {name: dave, rate: 1mbit, within: plan}
+    ingress:
+      10.0.0.1: {name: alice, within: alice up}
+`))
+	for _, c := range []struct{ deleted, left string }{
+		{"alice ingress", "pool alice, pool home, pool mast, pool plan"},
+		{"alice --confirm 1h", "pool home, pool mast, pool plan"},
+		{"dave", "pool home, pool mast, pool plan"},
+		{"bob", "pool home, pool mast, pool plan"},
+		{"carol", "pool mast, pool plan"},
+	} {
+		if got := r.run(append([]string{"delete"}, strings.Fields(c.deleted)...)...); got.code != exitDone {
+			t.Errorf("delete %s: %+v", c.deleted, got)
+		}
+		if left := names(r.rows("show", "--pools")); left != c.left {
+			t.Errorf("delete %s leaves %s, want %s", c.deleted, left, c.left)
+		}
+		r.run("confirm")
+	}
+}
+
+// A pool that the last change removed, which can be undone, has no name any more.
+func TestSetNameOfRemovedPool(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("devices: {va: {pool: 9mbit, egress: {any: {}}}}\n"))
+	r.ok("apply", r.policy("devices: {va: {egress: {any: 1mbit}}}\n"))
+	if said := r.ok("set", "va", "--rate", "2mbit"); strings.Count(said, " gets 2mbit") != 2 {
+		t.Errorf("set va says %s", said)
 	}
 }
 

@@ -271,8 +271,8 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 		r.refused(exitKernel, "nothing was changed", "show", "x*") // names of rules cannot be read either
 		r.prints("no device that matches x* has rules\n", "flush", "x*")
 		r.prints("no device that matches tap* has ingress rules\n", "flush", "tap*", "ingress")
-		if got := r.run("flush", "tap*"); got.code != exitDone || got.err != "" || got.out != "deleted: tap0 egress: all rules, which another version of shapectl had set\n"+
-			"deleted: tap1 egress: all rules, which another version of shapectl had set\n" {
+		if got := r.run("flush", "tap*"); got.code != exitDone || got.err != "" || got.out != "deleted: tap0 egress: all rules, which this shapectl could not read\n"+
+			"deleted: tap1 egress: all rules, which this shapectl could not read\n" {
 			t.Errorf("flush: %+v", got)
 		}
 		if hooks := r.hooks(); len(hooks) != 1 {

@@ -256,7 +256,8 @@ func TestShowPools(t *testing.T) {
 	r.ok("set", "up", "--new", "--rate", "1mbit")
 	r.ok("set", "vb", "--new", "--rate", "1mbit")
 	for args, says := range map[string]string{
-		"show --pools ap-2":                                       "there is no pool ap-2; 'shapectl show --pools' lists the pools",
+		"show --pools ap-2":                                       "there is no pool ap-2; did you mean ap-1?",
+		"show --pools quiet":                                      "there is no pool quiet; 'shapectl show --pools' lists the pools",
 		"show --pools home-*":                                     "there is no pool that matches home-*; 'shapectl show --pools' lists the pools",
 		"show --pools home-[":                                     "home-[",
 		"show --pools ap-1 more":                                  "direction \"more\" is unknown",
@@ -608,7 +609,7 @@ func TestExplainPoolSharedByFlow(t *testing.T) {
 	}
 	s := r.explain("va", "egress", "10.0.0.7").Hooks[0]
 	if p := s.Pools[0]; s.Verdict != "pass" || p.Sharer != "" || p.WithinShare != nil || *p.ActiveSharers != 0 ||
-		!strings.Contains(s.Note, "its flows share 1mbit of uplink, and one that sends less than its part loses nothing; try --flow "+flow) {
+		!strings.Contains(s.Note, "up to 1mbit, shared by the flows of uplink: one that sends less than its part loses nothing; for one of them, try --flow "+flow) {
 		t.Errorf("without a flow: %+v", s)
 	}
 }

@@ -426,7 +426,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			t.Errorf("commands changed\n%v, to\n%v", attached, now)
 		}
 
-		const deleted = "deleted: va egress: all rules, which another version of shapectl had set\n"
+		const deleted = "deleted: va egress: all rules, which this shapectl could not read\n"
 		r.prints(deleted, "flush", "va")
 		r.nothingLeft()
 		r.ok(strings.Fields(set)...)

@@ -37,18 +37,30 @@ func (p *progress) set(done int64) {
 	fmt.Fprintf(p.to, "%s%s: %d%s", clearLine, p.what, done, share)
 }
 
+// at says how much of a part of the work is done. What is said after a part stands alone on its line.
+func (p *progress) at(what string, done, of int) {
+	p.what, p.of = what, int64(of)
+	if p.set(int64(done)); done == of {
+		p.clear()
+	}
+}
+
 // Write counts bytes.
 func (p *progress) Write(b []byte) (int, error) {
 	p.set(p.done + int64(len(b)))
 	return len(b), nil
 }
 
-// finish removes the line.
+// finish removes the line for good.
 func (p *progress) finish() {
+	p.clear()
+	p.to = nil
+}
+
+func (p *progress) clear() {
 	if !p.shown.IsZero() {
 		fmt.Fprint(p.to, clearLine)
 	}
-	p.to = nil
 	p.shown = time.Time{}
 }
 

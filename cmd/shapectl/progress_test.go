@@ -26,6 +26,14 @@ func TestProgress(t *testing.T) {
 			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
+	var screen bytes.Buffer
+	parts := progress{to: &screen}
+	parts.at("programs", 4, 10)
+	parts.at("programs", 10, 10) // too soon to be shown, and the end of a part
+	parts.at("rules", 1, 2)
+	if want := clearLine + "programs: 4 of 10, 40 %" + clearLine + clearLine + "rules: 1 of 2, 50 %"; screen.String() != want {
+		t.Errorf("%q, want %q", screen.String(), want)
+	}
 	var none progress
 	none.set(1)
 	none.finish()

@@ -162,7 +162,7 @@ func (o *replayOptions) checkPlot(given bool) error {
 		return fmt.Errorf("cannot draw %q; name the file .html", o.plot)
 	}
 	_, err := os.Stat(filepath.Dir(o.plot))
-	return err
+	return cmp.Or(err, checkRegular(o.plot))
 }
 
 func (e *env) replay(o replayOptions) error {
@@ -448,9 +448,7 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if n := len(sentences); n > room {
 		sentences = append(slices.Clone(sentences[:room-1]), fmt.Sprintf("and %d more", n-room+1))
 	}
-	f, err := os.Create(o.plot)
-	if err != nil {
-		return err
-	}
-	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels()), f.Close())
+	return writeFile(o.plot, func(w io.Writer) error {
+		return page.WriteChart(w, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels())
+	})
 }

@@ -165,6 +165,8 @@ func TestReplayRefusals(t *testing.T) {
 	}
 	radio := hostsCapture(t)
 	radio[20] = 127
+	link := filepath.Join(dir, "link.html")
+	testenv.Must(t, os.Symlink(write("target", ""), link))
 	for _, c := range []struct{ args, says string }{
 		{"", "takes"},
 		{"x.csv", "--rate"},
@@ -183,6 +185,7 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --plot x.png", "name the file .html"},
 		{csvTrace + " --rate 1mbit --plot=", "name the file .html"},
 		{csvTrace + " --rate 1mbit --plot /no/such/x.html", "/no/such"},
+		{csvTrace + " --rate 1mbit --plot " + link, "is not a regular file"},
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -141,7 +140,7 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 			strings.Join(given, " "), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
-		if err := writePage(o.html, found); err != nil {
+		if err := writeFile(o.html, func(w io.Writer) error { return found.HTML(w, hostname()) }); err != nil {
 			return fmt.Errorf("report: write the page: %w", err)
 		}
 		_, err := fmt.Fprintln(e.out, "wrote", plain.Line(o.html))
@@ -232,24 +231,24 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 	return now, fmt.Errorf("%.64q is not a time; write an age such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
 }
 
-// writePage writes a page as a whole or not at all.
-func writePage(path string, found report.Deliveries) error {
-	var page bytes.Buffer
-	if err := found.HTML(&page, hostname()); err != nil {
+// checkRegular refuses to write into a link, which another user may have put there, or a FIFO.
+func checkRegular(path string) error {
+	if info, err := os.Lstat(path); path == "-" || err == nil && !info.Mode().IsRegular() {
+		return inputf("%s is not a regular file; name one that is, or that does not exist", plain.Line(path))
+	}
+	return nil
+}
+
+// writeFile writes a file as a whole or not at all.
+func writeFile(path string, write func(io.Writer) error) error {
+	if err := checkRegular(path); err != nil {
 		return err
 	}
-	if path == "-" {
-		return errors.New("name a file, not -")
-	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // such as /dev/stdout
-		return os.WriteFile(path, page.Bytes(), 0o600)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".shapectl-report-*")
+	f, err := os.CreateTemp(filepath.Dir(path), ".shapectl-*")
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, &page)
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = errors.Join(write(f), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {

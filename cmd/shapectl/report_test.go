@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/live"
@@ -81,6 +84,11 @@ func TestReport(t *testing.T) {
 	}
 	if b, err := os.ReadFile(page); err != nil || strings.Count(string(b), "<h2>") != 2 || !strings.Contains(string(b), "<h2>pool &#34;up&#34;</h2>") {
 		t.Errorf("%v: %s", err, b)
+	}
+	fifo, to := page+".fifo", page+".link"
+	testenv.Must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.Symlink(page, to)))
+	for _, path := range []string{fifo, to, "-"} {
+		r.refused(exitInput, "is not a regular file", command("up", "--html", path)...)
 	}
 	r.refused(exitInput, `no readings of "down" from`, command("down")...)
 	r.refused(exitInput, "is not a time", "report", "up", "--since", "yesterday")

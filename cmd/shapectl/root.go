@@ -333,6 +333,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	if err != nil {
 		return err
 	}
+	shown := progress{to: e.screen, begun: time.Now()}
+	defer shown.finish() // where it failed
+	o.Progress = shown.at
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
@@ -344,6 +347,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 				return err
 			}
 			defer n.Close()
+			if n.Restored != "" {
+				e.say("shapectl: restored limits that were not in force, as something had deleted the pin %s", n.Restored)
+			}
 			err = f(n)
 			if collected := n.Collected; err == nil && len(collected) > 0 {
 				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
@@ -383,8 +389,8 @@ var advices = []advice{
 	{loader.ErrNoChange, true, "; see %s", []string{"show"}},
 	{loader.ErrTooLate, true, "; make the change again if it was right", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
+	{maps.PinError(""), false, "; rules may still be in force; nothing was changed: %s deletes them, then apply the policy again", []string{"flush --all"}},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
-	{loader.ErrUnpinned, false, "; nothing was changed: export all rules, then %s and apply them again", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},

@@ -305,7 +305,7 @@ func checkView(r *live.Reading, v live.View) error {
 			if it.IsPool() {
 				return ""
 			}
-			return it.Label.Name
+			return it.Who()
 		}},
 	} {
 		found := is.wanted == ""

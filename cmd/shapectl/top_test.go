@@ -431,6 +431,11 @@ func TestTopWithoutATerminal(t *testing.T) {
 	r.refused(exitInput, "out of range", "top", "--once", "--interval", "1ms")
 	r.refused(exitInput, "there is no device carol, and no rule", "top", "--once", "carol")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "100kb", "--each", "host") // keeps its level for a minute
+	for by, says := range map[string]string{"node": "no pools that several names draw from\n", "bucket": "all buckets are empty\n"} {
+		if got := r.ok("top", "--once", "--by", by); !strings.HasPrefix(got, says) {
+			t.Errorf("--by %s of a rule without traffic: %s", by, got)
+		}
+	}
 	flood := r.flooding(frameTo("10.0.0.9", 1400), frameTo("10.0.1.5", 500))
 	for range 100 {
 		flood.send()
@@ -449,8 +454,8 @@ func TestTopWithoutATerminal(t *testing.T) {
 	if len(top.Rules) != 1 || top.Rules[0].Name != "alice" || len(top.Fullest) != 0 {
 		t.Errorf("of alice: %+v", top)
 	}
-	for _, view := range []string{"network", "tree", "name"} {
-		if got := r.ok("top", "--once", "--interval", "100ms", "--by", view); !strings.Contains(got, "mallory") {
+	for view, want := range map[string]string{"network": "mallory", "tree": "0 of 4; 4 idle", "name": "mallory"} {
+		if got := r.ok("top", "--once", "--interval", "100ms", "--by", view); !strings.Contains(got, want) {
 			t.Errorf("by %s:\n%s", view, got)
 		}
 	}

@@ -41,7 +41,7 @@ type Facts struct {
 	Left []string
 	// Elsewhere are the directions of devices with programs of shapectl that have no pins here.
 	Elsewhere   []string
-	Unpinned    error  // the pin of the programs is gone; nil if it is not
+	Lost        string // see loader.Namespace
 	KnowsOthers bool   // the programs may be of other namespaces, which have pins
 	Only        string // the device that was asked about, "" for all that have rules
 	Netns       string // the name of the network namespace in commands, "" for the one this is
@@ -136,7 +136,10 @@ func Judge(f Facts) report.Findings {
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "use that version to see them; " + f.suggest("flush --all") + " deletes them"
+			advice = f.suggest("flush --all") + " deletes them"
+			if !errors.Is(u.Err, maps.PinError("")) {
+				advice = "use that version to see them; " + advice
+			}
 		}
 		f.findings = append(f.findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,

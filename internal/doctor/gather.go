@@ -47,7 +47,7 @@ func Gather(o loader.Options, name string, follows lastgood.Policy) (Facts, erro
 		if f.Left, err = loader.Leftovers(o); err != nil {
 			f.unread("", "", err)
 		}
-		f.Unpinned = n.Unpinned()
+		f.Lost = n.Lost
 		f.Elsewhere, f.KnowsOthers = loader.Elsewhere(n, func(string, policy.Direction) bool { return true })
 	}
 	devices, err := netinfo.Devices()

@@ -22,8 +22,8 @@ func (f *Facts) checkState(s *Hook, _ *Device) {
 		if lastOfOurs(s.Path) < 0 {
 			attached = "not attached"
 		}
-		f.say(s, report.Warning, "state", "rules of another version of shapectl, which this one can neither read nor change, are "+attached,
-			"use that version to see them; "+f.flush(s)+" deletes them")
+		f.say(s, report.Warning, "state", "rules that this shapectl can neither read nor change are "+attached,
+			f.flush(s)+" deletes them")
 	case l == nil:
 		f.say(s, report.OK, "state", "no rules here; the other checks are for a first one", "")
 	case l.State == loader.Attached && l.Unpinned:
@@ -40,7 +40,7 @@ func (f *Facts) checkState(s *Hook, _ *Device) {
 	case l.State == loader.Gone:
 		state(report.Failed, " not in force: the device was deleted or moved away",
 			"the next command that changes a rule removes them; "+f.suggest("serve")+" applies the policy in force to a new device")
-	case f.Unpinned != nil:
+	case f.Lost != "":
 		state(report.Failed, " not in force: the programs are gone", "")
 	default:
 		state(report.Failed, " not in force: something else detached shapectl's program from the device", "set one of them again to attach all, or "+f.flush(s))

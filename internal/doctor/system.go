@@ -58,8 +58,9 @@ func (f *Facts) checkHook() {
 
 func (f *Facts) checkBPFFS() {
 	switch fs := f.System.BPFFS; {
-	case f.Unpinned != nil:
-		f.say(nil, report.Failed, "programs", f.Unpinned.Error(), f.suggest("export")+" all rules, then "+f.suggest("flush --all")+" and apply them again")
+	case f.Lost != "":
+		f.say(nil, report.Failed, "programs", "something deleted the pin "+f.Lost+", so not all limits are in force",
+			"apply the policy again or set any rule, which restores it; "+f.suggest("serve")+" does, too")
 	case !fs.Mounted && f.System.has(unix.CAP_SYS_ADMIN):
 		f.say(nil, report.OK, "bpffs", "none on "+fs.Path+" yet; the first rule mounts one", "")
 	case !fs.Mounted:

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"hash/maphash"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -157,6 +159,14 @@ func (s *session) compare(at hook, was, now map[netip.Prefix]known) {
 		prefix, name = which[0], changed[0].Name
 	}
 	e := s.eventOf(at, report.RulesChanged, changes.Words(thing, "added", "changed", "removed"), prefix, name)
+	if at.ifindex == 0 && len(which) > 1 {
+		var pools []string
+		for _, c := range changed {
+			pools = append(pools, c.Name)
+		}
+		slices.SortFunc(pools, plain.Natural)
+		e.Sentence += ": " + plain.List(pools)
+	}
 	e.Changed = changed
 	s.tell(e)
 }

@@ -111,7 +111,7 @@ type Stop struct {
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
 	Hook        *Hook         // nil where there are no rules, or
-	Unreadable  bool          // where another version has set them
+	Unreadable  error         // why rules here cannot be read
 	Undecided   bool          // the address that the rules compare is not known, and decides which one matches
 	Rule        *Rule         // nil where none matches, or if Undecided
 	Queue       *doctor.Queue // of a rule that is attached and delays packets, or whose pool does; else nil

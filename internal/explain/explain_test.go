@@ -66,7 +66,7 @@ func TestJudgeStop(t *testing.T) {
 			s.Hook, s.Rule = nil, nil
 			s.Path = []netinfo.ChainEntry{{At: "tcx", ID: 9, Name: "shapectl"}}
 		}, "unknown", []string{"limits of shapectl are already on the device"}},
-		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, true }, "unknown", []string{"cannot be read", "another version"}},
+		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, maps.ErrOtherLayout }, "unknown", []string{"cannot be read", "another version"}},
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
 		{"by the other side", egress, func(s *Stop) { s.Hook.Match, s.Rule, s.Undecided = policy.MatchSrc, nil, true },
 			"unknown", []string{"depends on the source address", "--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
@@ -434,7 +434,7 @@ func TestDecidedBy(t *testing.T) {
 	}
 }
 
-// Of a full pool that is shared by flow, it depends on the flow whether packets pass. Its rate is told, and that flows share it.
+// Of a full pool that is shared by flow, it depends on the flow whether packets pass. The answer begins with its rate.
 func TestNeedsFlow(t *testing.T) {
 	for room, want := range map[uint64]string{5000: "pass", 0: "drop", 2500: "unknown"} {
 		s := limited(policy.Egress)
@@ -442,7 +442,7 @@ func TestNeedsFlow(t *testing.T) {
 		s.Rule.Stages.Levels[1].Share.Kind = policy.ShareFlow
 		s.Rule.Stages.fill(1, room)
 		got := judgeStop(&Packets{Dst: far}, s)
-		if got.Verdict != want || !strings.Contains(got.Note, "its flows share 15625kbit of a") {
+		if got.Verdict != want || !strings.Contains(got.Note, "up to 15.625mbit, shared by the flows of a:") {
 			t.Errorf("with room for %d bytes: %s, want %s: %s", room, got.Verdict, want, got.Note)
 		}
 		if full := want != "pass"; full != (got.DecidedBy != nil && *got.DecidedBy == "a") {
@@ -452,7 +452,7 @@ func TestNeedsFlow(t *testing.T) {
 		if err := (report.Paths{{Answer: got.Answer, Hooks: []report.Stop{got}}}).Text(&text); err != nil {
 			t.Fatal(err)
 		}
-		if depends := strings.Contains(text.String(), "it depends on the flow: its flows share"); depends != (want == "unknown") {
+		if first := strings.Contains(text.String(), " egress: up to 15.625mbit, shared by the"); first != (want == "unknown") {
 			t.Errorf("with room for %d bytes: %s", room, &text)
 		}
 	}

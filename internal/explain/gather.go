@@ -326,7 +326,9 @@ func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (
 		if s.Path, err = doctor.PathOf(n.Namespace, hop.Device, hop.Direction); err != nil {
 			return s, err
 		}
-		s.Unreadable = loader.OtherLayout(n.Readable(), hop.Index, hop.Direction)
+		if err := n.Readable(); loader.OtherLayout(err, hop.Index, hop.Direction) {
+			s.Unreadable = err
+		}
 	}
 	if h == nil {
 		return s, nil

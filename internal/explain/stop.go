@@ -6,9 +6,9 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -32,8 +32,8 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	if s.Undecided {
 		out.Verdict, out.Conforms, out.Note = "unknown", false, fmt.Sprintf("it depends on the %s; try --flow %s", sideNames[match], p.anyFlow())
 	}
-	if s.Unreadable {
-		out.Verdict, out.Conforms, out.Note = "unknown", false, "the rules here cannot be read: "+maps.ErrOtherLayout.Error()
+	if s.Unreadable != nil {
+		out.Verdict, out.Conforms, out.Note = "unknown", false, "the rules here cannot be read: "+plain.OneLine(s.Unreadable)
 	}
 	if s.Rule != nil {
 		judgeRule(&out, p, s)

@@ -51,7 +51,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	case p.Flow == nil && r.Order == policy.SparseFirst && (verdict == model.Delay || verdict == model.Mark):
 		out.Note = "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
 	case needsFlow != nil:
-		out.Note = fmt.Sprintf("its flows share %v of %s, and one that sends less than its part loses nothing; try --flow %s",
+		out.Note = fmt.Sprintf("up to %v, shared by the flows of %s: one that sends less than its part loses nothing; for one of them, try --flow %s",
 			needsFlow.Rate, needsFlow.Name(), p.anyFlow())
 	}
 	byFlow := needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0 // the pool serves some flows, and others not

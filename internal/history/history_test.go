@@ -410,3 +410,19 @@ func TestMemoryOfUnit(t *testing.T) {
 		t.Errorf("%v, %v", files, err)
 	}
 }
+
+// TestCopiedFile sees that readings never count twice.
+func TestCopiedFile(t *testing.T) {
+	r := record(t, Options{})
+	r.after(tick, rule("a", 10, 0))
+	text, err := os.ReadFile(filepath.Join(r.path, "00000001.readings"))
+	testenv.Must(t, err)
+	testenv.Must(t, os.WriteFile(filepath.Join(r.path, "00000007.readings"), text, 0o600))
+	reader, err := NewReader(r.path)
+	testenv.Must(t, err)
+	defer reader.Close()
+	err = reader.Query(noon, noon.AddDate(1, 0, 0), func(*Series) bool { return true }, func(*Reading) { t.Error("a reading") })
+	if err == nil || !strings.Contains(err.Error(), "00000007.readings has the same readings as 00000001.readings; move one of them away") {
+		t.Error(err)
+	}
+}

@@ -30,6 +30,7 @@ func recordForEver(path string) {
 	boot := time.Now().String() // the clock of the readings begins anew
 	h := Open(path, Options{Boot: boot}, func(s string) { panic(s) })
 	l := newLoad(100, 50)
+	l.reading.Time = l.reading.Time.Add(time.Duration(os.Getpid())) // no two segments begin at the same time
 	for i := 1; ; i++ {
 		h.Add(l.next())
 		fmt.Println(i)

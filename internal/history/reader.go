@@ -56,7 +56,7 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 		return fmt.Errorf("history: %w", err)
 	}
 	var names []string // the last segment before the time, and those in it
-	within := false
+	within, begun := false, map[int64]string{}
 	for _, f := range files {
 		name := f.Name()
 		if !f.Type().IsRegular() || !isSegment(name) { // to open a FIFO would block
@@ -69,10 +69,15 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 			return fmt.Errorf("history: read %s: %w", r.root.Name(), err)
 		case err != nil:
 			names = append(names, name)
+		case begun[first.UnixNano()] != "": // they would count twice
+			return fmt.Errorf("history: %s has the same readings as %s; move one of them away", name, begun[first.UnixNano()])
 		case !first.Add(segmentTime).Before(from):
 			names, within = append(names, name), true
 		case !within:
 			names = []string{name}
+		}
+		if err == nil {
+			begun[first.UnixNano()] = name
 		}
 	}
 	r.damaged = 0

@@ -109,13 +109,13 @@ func TestBalanceSteps(t *testing.T) {
 			got = append(got, r.Guarantee.String())
 		}
 	}
-	const want = "none 45mbit none 37500kbit 7500kbit 33750kbit none"
+	const want = "none 45mbit none 37.5mbit 7.5mbit 33.75mbit none"
 	if s := strings.Join(got, " "); s != want {
 		t.Errorf("guarantees are %s, not %s", s, want)
 	}
 	for k, want := range []string{
-		`10.0.0.0: 37500kbit of 100mbit, because 120mbit are guaranteed within "pool #2", whose rate is 60mbit`,
-		`10.0.0.2: 33750kbit of 60mbit, because 60008kbit are guaranteed within "pool #3", whose rate is 60mbit`,
+		`10.0.0.0: 37.5mbit of 100mbit, because 120mbit are guaranteed within "pool #2", whose rate is 60mbit`,
+		`10.0.0.2: 33.75mbit of 60mbit, because 60.008mbit are guaranteed within "pool #3", whose rate is 60mbit`,
 		`"pool #2": 45mbit of 60mbit, because 120mbit are guaranteed within "pool", whose rate is 90mbit`,
 	} {
 		if !slices.ContainsFunc(i.Left, func(l Left) bool { return l.What == want && l.reason == overbooked }) {

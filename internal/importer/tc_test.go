@@ -164,8 +164,8 @@ func TestTCCake(t *testing.T) {
 	testenv.Must(t, err)
 	all := strings.Join(imported.Lines(), "\n")
 	for _, command := range []string{
-		"'shapectl -n lab line --down 26316kbit --up 39474kbit --link 30/84 va'",
-		"'shapectl -n lab line --up 1053kbit --fair flow vb'",
+		"'shapectl -n lab line --down 26.316mbit --up 39.474mbit --link 30/84 va'",
+		"'shapectl -n lab line --up 1.053mbit --fair flow vb'",
 	} {
 		if !strings.Contains(all, command) {
 			t.Errorf("%s is not in: %s", command, all)

@@ -181,7 +181,7 @@ const Near = 90
 // A Summary is what all rules do together.
 type Summary struct {
 	Rules, Pools    int
-	Named, Out      int     // rules that have a name, and rules that are not in force
+	Named, Out      int     // rules of a name or of a device, and rules that are not in force
 	Dropping, Near  int     // rules that drop packets now, and others that are near their rate
 	Passed, Dropped float64 // bit/s
 }
@@ -199,7 +199,7 @@ func (out *Reading) Summary(chosen func(*Item) bool) (s Summary) {
 		}
 		dropped := it.DroppedBits().N
 		s.Rules, s.Passed, s.Dropped = s.Rules+1, s.Passed+it.UseBits().N, s.Dropped+dropped
-		if it.Label.Name != "" {
+		if it.Who() != "" {
 			s.Named++
 		}
 		if !it.Place.InForce {

@@ -22,7 +22,7 @@ type Limit struct {
 	Above *Limit // the pool that it is within; nil for none
 
 	members   []*Limit    // what is directly within the pool
-	owner     *string     // the name that all rules within the pool have; nil where they differ
+	owner     string      // who has all rules within the pool; "" where they differ
 	index     int         // in the items of a reading
 	guarantee uint32      // its id plus one; 0 for none
 	shadow    *maps.Entry // nil for none
@@ -57,6 +57,14 @@ func newLimit(at *Place, e *maps.Entry) Limit {
 	}
 	l.rate, l.single = l.most(), l.Scope() == ""
 	return l
+}
+
+// Who is the name of a rule. One that has none and limits everything is called as its device.
+func (l *Limit) Who() string {
+	if l.Label.Name == "" && !l.IsPool() && l.Prefix.Bits() == 0 {
+		return l.Device
+	}
+	return l.Label.Name
 }
 
 // Sentence says what the limit does.

@@ -9,7 +9,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Name is all rules that have a name, such as those of a subscriber.
+// A Name is all rules that have a name, such as those of a subscriber or a device: see Limit.Who.
 type Name struct {
 	Name  string  // "" for one rule that has none
 	Sides []*Side // by device and direction
@@ -70,9 +70,10 @@ func (s *Scene) namesOf(chosen func(*Limit) bool) (names []*Name) {
 		if l.IsPool() || !chosen(l) {
 			continue
 		}
-		n := at[l.Label.Name]
-		if n == nil || n.Name == "" {
-			n = &Name{Name: l.Label.Name}
+		who := l.Who()
+		n := at[who]
+		if n == nil || who == "" {
+			n = &Name{Name: who}
 			at[n.Name], names = n, append(names, n)
 		}
 		n.side(l).add(l)
@@ -97,7 +98,7 @@ func (s *Side) has(l *Limit) bool { return l.Device == s.Device && l.Direction =
 func (s *Side) add(l *Limit) {
 	s.Rules = append(s.Rules, l.index)
 	top := l
-	for top.Above != nil && top.Above.owner != nil && *top.Above.owner == l.Label.Name {
+	for top.Above != nil && top.Above.owner != "" && top.Above.owner == l.Who() {
 		top = top.Above
 	}
 	if top.Above != nil && !slices.Contains(s.Pools, top.Above) {

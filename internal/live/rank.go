@@ -301,7 +301,7 @@ func (out *Reading) picked(v View) map[*Limit]bool {
 	some := map[*Limit]bool{}
 	for i := range out.Items {
 		l := out.Items[i].Limit
-		if v.Name != "" && (l.IsPool() || l.Label.Name != v.Name) || v.Of != "" && l.Key.String() != v.Of {
+		if v.Name != "" && (l.IsPool() || l.Who() != v.Name) || v.Of != "" && l.Key.String() != v.Of {
 			continue
 		}
 		some[l] = true
@@ -463,7 +463,7 @@ func (out *Reading) tree(wants func(*Item) bool, v View) (rows []Row, of int) {
 	level := func(below iter.Seq[*Limit], depth int, whole bool) {
 		c, left := ordered.choice(), v.Top
 		for l := range below {
-			if r := at[l.index]; r != nil && (v.By != "node" || r.IsPool() && r.owner == nil) {
+			if r := at[l.index]; r != nil && (v.By != "node" || r.IsPool() && r.owner == "") {
 				c.add(r)
 			}
 		}

@@ -158,6 +158,32 @@ func TestTrees(t *testing.T) {
 	}
 }
 
+// What limits all of a device is called as the device, and so are the pools that are its own.
+func TestDevicesByName(t *testing.T) {
+	own := pool("vm2 egress", "uplink")
+	own.Label.Owner.Device = "vm2"
+	r := inASecond(map[string]live.Counts{"::/0": counts(1, 9)},
+		policy.Table{Rules: []policy.Rule{pool("line", ""), pool("uplink", ""), own}},
+		policy.Table{Device: "eth0", Rules: []policy.Rule{rule("0.0.0.0/0", "", 8e6, "line")}},
+		policy.Table{Device: "vm1", Rules: []policy.Rule{rule("0.0.0.0/0", "", 8e6, "uplink"), rule("10.0.0.0/8", "", policy.Unlimited, "")}},
+		policy.Table{Device: "vm2", Rules: []policy.Rule{rule("0.0.0.0/0", "", 8e6, "vm2 egress"), rule("::/0", "", 8e6, "vm2 egress")}})
+	for _, test := range []struct {
+		view live.View
+		want string
+	}{
+		{live.View{By: "name"}, "vm2 eth0 vm1 10.0.0.0/8"},
+		{live.View{By: "node", Sort: "name"}, "line uplink"},
+		{live.View{Name: "vm2"}, "::/0 0.0.0.0/0"},
+	} {
+		if rows, _ := r.Rows(test.view); labels(rows) != test.want {
+			t.Errorf("%+v: %s, want %s", test.view, labels(rows), test.want)
+		}
+	}
+	if s := r.Summary(nil); s.Named != 4 || s.Rules != 5 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // Pools that are within each other, as a reader may see them during a change, end no reading.
 func TestPoolsWithinEachOther(t *testing.T) {
 	r := inASecond(map[string]live.Counts{"a": counts(1, 9)},

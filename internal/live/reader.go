@@ -85,10 +85,14 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 	for i := range s.limits {
 		l := &s.limits[i]
 		for above := l.Above; above != nil && !l.IsPool(); above = above.Above {
-			if !owned[above] && l.Label.Name != "" {
-				above.owner = &l.Label.Name
-			} else if above.owner != nil && *above.owner != l.Label.Name {
-				above.owner = nil
+			who := l.Who()
+			if l.Label.Name == "" && above.Label.Owner.Device != who { // others may join
+				who = ""
+			}
+			if !owned[above] {
+				above.owner = who
+			} else if above.owner != who {
+				above.owner = ""
 			}
 			owned[above] = true
 		}
@@ -423,7 +427,7 @@ func (out *Reading) Exported(most int) []*Item {
 	var free []*Item // rules in no pool
 	for _, it := range all {
 		switch {
-		case it.IsPool() && it.owner == nil:
+		case it.IsPool() && it.owner == "":
 			some = append(some, it)
 			continue
 		case !it.IsPool() && it.Above == nil:

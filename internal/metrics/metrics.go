@@ -142,7 +142,7 @@ func (s *scrape) write(p *page, o Options) {
 			if it.HasColours() {
 				excess = "" // what happens depends on the colour
 			}
-			add(1, it.Algorithm.String(), it.Device, it.Direction, it.Each.String(), excess, it.Label.Name, it.Network, it.Label.Plan, string(it.Within))
+			add(1, it.Algorithm.String(), it.Device, it.Direction, it.Each.String(), excess, it.Who(), it.Network, it.Label.Plan, string(it.Within))
 		}
 	})
 	labels := make([][]*dto.LabelPair, len(s.rules))

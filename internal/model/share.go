@@ -20,6 +20,7 @@ const (
 	mostNS, restNS         = 150_000_000, 4 << 30
 	alone, small           = 2, 64 << 10
 	ownPackets, forgiven   = 2, 6
+	roomPart               = 2
 	roomOctaves, roomLeast = 3, 72
 	manySharers, rush      = 1 << 15, 7
 	creditBits             = 2
@@ -227,54 +228,49 @@ type Load uint8
 const (
 	Heavy  Load = iota // or a pool without shares is between
 	Modest             // it is ahead by at most half
-	Light              // with the packet it is ahead by at most an eighth, or it is new and the packet is small
+	Light              // with the packet it is ahead by at most an eighth, or it is not active and the packet is small
 )
 
 // Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is from a
-// time with fewer sharers. In a pool above another one, the load is that of the sharer below: if it is modest, the packet may be
+// time with fewer sharers. A small packet of a sharer that is not active is always within its share. Any other one must leave
+// room for such ones. In a pool above another one, the load is that of the sharer below: if it is modest, the packet may be
 // ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the packet is always within
 // its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a flood of new sharers is not light
 // for long. Only shares of members bound the clock below, and so its credit. Judge sets the load to that for the pool above.
 func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) ShareVerdict {
-	ahead, may, below := s.AheadOf(*b), s.mayBeAhead(weight), *load
-	if below == Light && !s.ByMember {
-		below = Modest
-	}
-	light := below == Light || ahead*weight+n<<FairBits <= may/8
-	if ahead == 0 {
-		light = n <= 2*SharedBytes
-	}
+	ahead, may, below := s.AheadOf(*b)*weight, s.mayBeAhead(weight), *load
+	small := ahead == 0 && n <= 2*SharedBytes || below == Light && s.ByMember
 	*load = Modest
-	if light && s.Credit > 0 {
+	if (small || ahead+n<<FairBits <= may/8) && s.Credit > 0 {
 		*load = Light
 	}
-	if ahead == 0 || below == Light {
+	if small {
 		return WithinShare
 	}
 	less := forgiven * (may + uint64(b.Largest)<<FairBits)
 	own := n
 	most := may + may/4
-	if below == Modest {
+	if below != Heavy {
 		may, own = 2*may, max(n, 2*SharedBytes)
 	}
 	may = max(may, own*ownPackets<<FairBits)
-	free := s.free(m, level)
+	free := s.free(m, level+min(n<<UnitBits, m.Capacity/roomPart))
 	may = may >> freeBits * free
-	if *load == Modest && ahead*weight > may/2 {
+	if *load == Modest && ahead > may/2 {
 		*load = Heavy
 	}
 	switch {
-	case ahead*weight <= may:
+	case ahead < may:
 		return WithinShare
-	case ahead*weight > less:
+	case ahead > less:
 		old := *b
 		b.TAT = s.onWheel(less / weight)
 		s.move(old.TAT, b.TAT, weight)
-	case ahead*weight <= 2*may:
+	case ahead <= 2*may:
 		return BeyondMark
 	}
 	*load = Heavy // its rule may pass it all the same
-	if ahead*weight <= most && free >= 1<<freeBits/2 {
+	if ahead <= most && free >= 1<<freeBits/2 {
 		return BeyondSparse
 	}
 	return BeyondShare

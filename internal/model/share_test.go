@@ -187,7 +187,7 @@ func TestShareOfOne(t *testing.T) {
 	const burst, size = 20, 65226
 	for _, gap := range []uint64{1_000_000, 53_000_000, 212_000_000, 900_000_000} {
 		limit := NewLimit(policy.Rule{Rate: 200_000_000, Capacity: 7_500_000, Share: policy.Share{Kind: policy.ShareMember}})
-		share, sharer, now, passed := &Share{ShareParams: limit.ShareParams()}, Sharer{}, uint64(0), uint64(0)
+		share, sharer, now, passed := &Share{ShareParams: limit.ShareParams(), Last: NotYet}, Sharer{}, uint64(0), uint64(0)
 		bucket := limit.WithLevel(0, 0)
 		for i := range 2000 {
 			level := limit.Level(bucket, now)

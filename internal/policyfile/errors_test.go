@@ -426,9 +426,9 @@ func TestErrors(t *testing.T) {
 		{"pools: {a: {rate: 1gbit, within: b}, b: {within: a, rate: 1gbit}}\ndevices: {}\n",
 			`1:9: pool "a": within "b" makes a cycle: a within b within a; take one of them out`},
 		{"pools:\n  a: 10mbit\n  b: {within: a, rate: 5mbit, guarantee: 2mbit}\n" + below +
-			"      any: {within: b, guarantee: 1001kbit}\n      10.0.0.0/24: {rate: 10mbit, each: host, within: a, guarantee: 1mbit, members: 9}\n",
+			"      any: {within: b, guarantee: 1.001mbit}\n      10.0.0.0/24: {rate: 10mbit, each: host, within: a, guarantee: 1mbit, members: 9}\n",
 			`2:3: pool "a": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit; raise it, or lower them
-3:3: pool "b": guarantee 2mbit is less than the guarantees within the pool, which add up to 2002kbit; raise it, or lower them`},
+3:3: pool "b": guarantee 2mbit is less than the guarantees within the pool, which add up to 2.002mbit; raise it, or lower them`},
 		{"pools: {a: {rate: 10mbit, cluster: c}}\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: {rate: 1mbit, within: a, guarantee: 1mbit}\n",
 			`5:7: eth0 egress 10.0.0.0/24: guarantee 1mbit is within pool a, whose rate depends on other hosts; leave it out, or give the pool no cluster`},
 		{"pools: {a: 10mbit}\nplans: {gold: {rate: 1mbit, guarantee: 1mbit}}\ndefaults: {within: a, weight: 3}\n" + below +

@@ -487,9 +487,9 @@ func TestWriteErrors(t *testing.T) {
 	small := pool
 	small.Rate = 999_999
 	for want, tables := range map[string][]policy.Table{
-		`write a policy: eth0 egress 10.0.0.0/24: within "uplink": there is no such pool; make it first, or name another one`:                       within,
-		`write a policy: pool "uplink": rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?`:                                            pools(slow),
-		`write a policy: pool "uplink": rate 999999bit is less than the guarantees within the pool, which add up to 1mbit; raise it, or lower them`: pools(small),
+		`write a policy: eth0 egress 10.0.0.0/24: within "uplink": there is no such pool; make it first, or name another one`:                         within,
+		`write a policy: pool "uplink": rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?`:                                              pools(slow),
+		`write a policy: pool "uplink": rate 999.999kbit is less than the guarantees within the pool, which add up to 1mbit; raise it, or lower them`: pools(small),
 	} {
 		if err := Write(io.Discard, tables); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)

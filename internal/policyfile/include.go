@@ -125,6 +125,10 @@ func (r *reader) merge(into, from *node, keys ...string) {
 		r.errorf(from, "this is not a mapping such as devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}")
 		return
 	}
+	if len(keys) == 3 { // of networks
+		into.splitAny(from)
+		from.splitAny(into)
+	}
 	at := map[string]int{}
 	for i, e := range slices.Backward(into.entries) {
 		at[meantBy(keys, e.key.text)] = i
@@ -164,6 +168,23 @@ func meantBy(above []string, key string) string {
 		}
 	}
 	return policy.LimitKey(key)
+}
+
+// splitAny replaces the key any by one for each family, if another mapping has such a network.
+func (n *node) splitAny(other *node) {
+	i := slices.IndexFunc(n.entries, func(e entry) bool { return e.key.text == policy.Any })
+	if i < 0 || !slices.ContainsFunc(other.entries, func(e entry) bool {
+		p, err := policy.ParsePrefix(e.key.text)
+		return err == nil && slices.Contains(policy.Everything[:], p)
+	}) {
+		return
+	}
+	one := n.entries[i]
+	n.entries = slices.Delete(n.entries, i, i+1)
+	for _, p := range policy.Everything {
+		one.key.text, one.value.entries = p.String(), slices.Clone(one.value.entries)
+		n.entries = append(n.entries, one)
+	}
 }
 
 // spellOut makes a rate or a plan that is the whole value of a limit an option.

@@ -25,12 +25,16 @@ defaults: {excess: ecn}
 pools:
   uplink: {rate: 10gbit, share: member}
   Hill: {within: uplink}
+  Hil: 1mbit
 devices:
   eth1:
     egress:
       10.0.0.8/32: {shadow: 10mbit, name: mine}
       10.0.0.9: {shadow: 10mbit, cir: 5mbit}
       10.0.0.0/8: 1mbit
+  eth2:
+    ingress:
+      0.0.0.0/0: {note: all}
 `
 	more = "---\ndevices:\n  eth2: {ingress: {any: 3mbit}}\n  eth1: {egress: {10.0.0.7: {note: late}}}\n"
 )
@@ -55,6 +59,9 @@ func TestInclude(t *testing.T) {
 	}
 	f, err := Parse("own.yaml", text)
 	testenv.Must(t, err)
+	if got := f.Warnings().Error(); got != `own.yaml:6:3: nothing is within pool Hil, also in the files that are included; correct the name, or remove it` {
+		t.Error(got)
+	}
 	tables, _, err := f.Tables([]Device{{Name: "eth1"}, {Name: "eth2"}})
 	testenv.Must(t, err)
 	var got strings.Builder
@@ -63,6 +70,7 @@ func TestInclude(t *testing.T) {
   gold: {rate: 50mbit, excess: ecn, shadow: {rate: 10mbit}}
 pools:
   7 down: {rate: 20mbit, excess: ecn, within: Hill}
+  Hil: {rate: 1mbit, excess: ecn}
   Hill: {rate: 1gbit, excess: ecn, within: uplink}
   uplink: {rate: 10gbit, excess: ecn, share: member}
 devices:
@@ -74,7 +82,7 @@ devices:
       10.0.0.9: {plan: gold, rate: 5mbit}
   eth2:
     ingress:
-      0.0.0.0/0: {rate: 3mbit, excess: ecn}
+      0.0.0.0/0: {rate: 3mbit, excess: ecn, note: all}
       ::/0: {rate: 3mbit, excess: ecn}
 `
 	if got.String() != want {
@@ -102,6 +110,8 @@ func TestIncludeRefuses(t *testing.T) {
 			"p/b:2:7: rate is also in line 1 of p/a, with another value; remove one of them"},
 		{"include: [a, b]\n", map[string]string{"p/a": "devices:\n  eth0: {egress: {10.0.0.7/32: 2mbit}}\n", "p/b": "devices: {eth0: {egress: {10.0.0.7: {cir: 3mbit}}}}\n"},
 			"p/b:1:38: cir is also in line 2 of p/a, with another value; remove one of them"},
+		{"include: [a, b]\n", map[string]string{"p/a": "devices: {eth0: {egress: {any: 2mbit}}}\n", "p/b": "devices: {eth0: {egress: {'::/0': 3mbit}}}\n"},
+			"p/b:1:27: ::/0 is also in line 1 of p/a, with another value; remove one of them"},
 		{"include: [a]\n", map[string]string{"p/a": "devices: {}\n---\ndevices: {}\n"}, "p/a:2:1: a second document begins here"},
 	} {
 		text, err := Include("p/own.yaml", []byte(test.main), parts(test.more))

@@ -1,6 +1,10 @@
 package policyfile
 
-import "github.com/shapectl/shapectl/pkg/policy"
+import (
+	"fmt"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
 
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
@@ -102,13 +106,23 @@ func (r *reader) checkPools() {
 			pools.Rules = append(pools.Rules, p.rule)
 		}
 	}
-	tables := []policy.Table{pools}
+	tables, drawn := []policy.Table{pools}, map[policy.Within]bool{}
+	for _, p := range r.pools {
+		drawn[p.rule.Within] = true
+	}
 	for i := range r.file.devices {
 		s := &r.file.devices[i]
+		for _, p := range s.allPools() {
+			drawn[p.rule.Within] = true
+		}
 		for _, t := range s.tables {
+			for _, h := range t.hosts {
+				drawn[h.rule.Within] = true
+			}
 			of := policy.Table{Device: s.device(), Direction: t.direction}
 			for j := range t.rules {
-				if rule := &t.rules[j]; rule.rule.Guarantee != 0 && !s.pattern {
+				rule := &t.rules[j]
+				if drawn[rule.within] = true; rule.rule.Guarantee != 0 && !s.pattern {
 					of.Rules = append(of.Rules, rule.on(Device{}))
 				}
 			}
@@ -116,6 +130,11 @@ func (r *reader) checkPools() {
 		}
 	}
 	r.problems = append(r.problems, r.file.poolProblems(policy.NewTree(tables).Problems()...)...)
+	for name, p := range r.pools {
+		if file, _ := r.inPart(r.line(p.at)); len(r.files) > 0 && file == "" && !drawn[policy.Within(name)] {
+			r.warned = append(r.warned, problem{p.at, fmt.Sprintf("nothing is within pool %s, also in the files that are included; correct the name, or remove it", shorten(name))})
+		}
+	}
 }
 
 func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {

@@ -269,6 +269,9 @@ func (r *Reconciler) write() (*loader.Namespace, error) {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, nil
 	}
+	if err == nil && n.Restored != "" {
+		r.OnNotice("restored limits that were not in force, as something had deleted the pin " + n.Restored)
+	}
 	return n, err
 }
 

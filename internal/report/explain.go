@@ -407,7 +407,7 @@ func (p *Stop) now() string {
 	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
 	case p.Verdict == "unknown" && p.DecidedBy != nil:
-		return "it depends on the flow: " + p.Note
+		return p.Note
 	case p.Verdict == "unknown":
 		return "not known: " + p.Note
 	case NotInForce(p.Attached):

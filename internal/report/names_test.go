@@ -56,7 +56,7 @@ func TestByName(t *testing.T) {
 		named("eve", out, "2001:db8:5::/48", 2e7, ""),
 		named("eve", in, "10.0.0.5/32", policy.Unlimited, ""),
 		perHost,
-		shown("eth0", out, "0.0.0.0/0", 1e9, nil),
+		shown("eth0", out, "10.0.7.0/24", 1e9, nil),
 	}
 	all := readingOf(append(subscriberPools(), rules...))
 	names, unnamed := namesOf(all, live.View{Sort: "name"})

@@ -148,12 +148,12 @@ eth0 ingress  0.0.0.0/0  1gbit
 			passed(shown("eth0", out, "2001:db8:1:2::/64", 1.5e9, func(r *policy.Rule) { r.Each = policy.Each{Kind: policy.EachSubnet, Bits: 96} }), 900, 99_960, 100),
 			shown("wg0", out, "::/0", 8000, func(r *policy.Rule) { r.Each.Kind = policy.EachFlow }),
 		}}, `
-DEVICE       NETWORK                        RATE   PASSED  DROPPED
-eth0 egress  10.0.0.0/24             10mbit/host  1.23 MB       0%
-eth0 egress  10.0.0.9                  unlimited    999 B       0%
-eth0 egress  10.0.0.8                     10mbit  10.0 MB    <0.1%
-eth0 egress  2001:db8:1:2::/64  1500mbit per /96   100 kB      10%
-wg0 egress   ::/0                     8kbit/flow        0
+DEVICE       NETWORK                       RATE   PASSED  DROPPED
+eth0 egress  10.0.0.0/24            10mbit/host  1.23 MB       0%
+eth0 egress  10.0.0.9                 unlimited    999 B       0%
+eth0 egress  10.0.0.8                    10mbit  10.0 MB    <0.1%
+eth0 egress  2001:db8:1:2::/64  1.5gbit per /96   100 kB      10%
+wg0 egress   ::/0                    8kbit/flow        0
 `},
 		"states": {Table{Rules: Rules{shown("tap2", out, "10.0.0.0/24", 1e6, nil), gone, moved}}, `
 DEVICE       NETWORK       RATE  STATE

@@ -34,7 +34,7 @@ type Top struct {
 type Summary struct {
 	Rules       int    `json:"rules"`
 	Pools       int    `json:"pools"`
-	Named       int    `json:"named"`                   // rules that have a name
+	Named       int    `json:"named"`                   // rules with a name: see live.Limit.Who
 	NotInForce  int    `json:"not_in_force"`            // rules
 	Dropping    int    `json:"dropping"`                // rules that drop packets now
 	Near        int    `json:"near"`                    // other rules that use at least 90% of their rate
@@ -259,15 +259,44 @@ func writeRows(text *bufio.Writer, rows []live.Row, by string, width int) {
 	}
 }
 
+// active are the rows of a tree that are not idle, and those above them.
+func active(rows []live.Row) (some []live.Row) {
+	above := 0 // such rows above the last one that was kept
+	for i := range slices.Backward(rows) {
+		if r := &rows[i]; r.Activity() != "idle" || r.Depth < above {
+			some, above = append(some, *r), r.Depth
+		}
+	}
+	slices.Reverse(some)
+	return some
+}
+
+// NoRows says what a view without a row lacks.
+func NoRows(by string) string {
+	switch by {
+	case "bucket":
+		return "all buckets are empty"
+	case "node":
+		return "no pools that several names draw from"
+	}
+	return "no rules"
+}
+
 // TopText writes the rows of a view.
 func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
 	text := bufio.NewWriter(w)
 	rows, of := r.Rows(v)
-	if of == 0 {
-		fmt.Fprintln(text, map[bool]string{true: "all buckets are empty", false: "no rules"}[v.By == "bucket"])
+	if len(rows) == 0 {
+		fmt.Fprintln(text, NoRows(v.By))
 	}
-	writeRows(text, rows, v.By, width)
-	if len(rows) < of {
+	shown := rows
+	if v.By == "tree" {
+		shown = active(rows)
+	}
+	writeRows(text, shown, v.By, width)
+	if idle := len(rows) - len(shown); idle > 0 {
+		fmt.Fprintf(text, "%d of %d; %d idle ones are left out\n", len(shown), of, idle)
+	} else if len(rows) < of {
 		fmt.Fprintf(text, "%d of %d\n", len(rows), of)
 	}
 	if r.RevertsInNS != nil {

@@ -183,3 +183,25 @@ eth0 egress: 10.0.0.9 gets 1mbit (125 kB/s), burst
     131.1 kB (1.049 s); excess is dropped (gcra)
 `)
 }
+
+// A tree that is printed once has rows that do something, and the pools above them.
+func TestTopTreeOnce(t *testing.T) {
+	within := func(pool policy.Within) func(*policy.Rule) { return func(r *policy.Rule) { r.Within = pool } }
+	pool := func(name string, within policy.Within) Rule {
+		return asRead(policy.Table{Rules: []policy.Rule{{Pool: true, Prefix: policy.PoolKey(name), Rate: 1e8, Within: within, Label: policy.Label{Name: name}}}}, live.Item{})
+	}
+	r := busyFor1s(readingOf(Rules{
+		pool("uplink", ""), pool("mast", "uplink"), pool("idle", "uplink"),
+		shown("eth0", policy.Egress, "10.0.0.1/32", 1e6, within("idle")),
+		passed(shown("eth0", policy.Egress, "10.0.0.2/32", 1e6, within("mast")), 0, 0, 9),
+		shown("eth0", policy.Egress, "10.0.0.3/32", 1e6, within("mast")),
+		shown("eth0", policy.Egress, "10.0.0.4/32", 1e6, nil),
+	}))
+	same(t, "a tree", text(t, func(w io.Writer) error { return TopText(w, r, live.View{By: "tree"}, 80) }), `
+  POOL OR RULE                 RATE       USE  OF RATE     DROPS  DROPPED  LEVEL
+  uplink                    100mbit         0       0%  72.0kbit     100%
+    mast                    100mbit         0       0%  72.0kbit     100%
+ !    eth0 egress 10.0.0.2    1mbit         0       0%  72.0kbit     100%     0%
+3 of 7; 4 idle ones are left out
+`)
+}

@@ -208,10 +208,10 @@ func (m *Model) none() string {
 		return cmp.Or(f.seen.says(), "no traffic now")
 	case f.title != "":
 		return "it was removed"
-	case m.view == "bucket":
-		return "all buckets are empty"
+	case m.view != "bucket" && m.view != "node":
+		return report.NoRows(m.view) + "; add one with 'shapectl set'"
 	}
-	return "no rules; add one with 'shapectl set'"
+	return report.NoRows(m.view)
 }
 
 // bottom is the lines below the table.

@@ -48,8 +48,6 @@ type ApplyOptions struct {
 	Devices []string
 	// Policy is recorded as the one in force, unless it is nil: see KeepPolicy.
 	Policy []byte
-	// Progress is called with the number of rules that are ready; it may be nil.
-	Progress func(ready, of int)
 
 	check   bool // see Check
 	beside  bool // the hooks had no rules in force, and the last change goes on

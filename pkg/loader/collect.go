@@ -56,23 +56,24 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
-// ownPins are those of a home without rules.
-var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, settledPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix,
-	policyPin + bpffs.AsideSuffix, settledPin + bpffs.AsideSuffix,
-	string(ClusterLeases), string(LineLeases), lockPin,
-}
+// locks are the directories of a home that processes lock. A home without rules has no others.
+var locks = []string{string(ClusterLeases), string(LineLeases), lockPin}
 
-// remove removes a home that has no other pins than its own.
+func isState(e os.DirEntry) bool { return e.IsDir() && !slices.Contains(locks, e.Name()) }
+
+// remove removes a home without rules.
 func (dir home) remove() {
 	entries, err := os.ReadDir(string(dir))
-	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !slices.Contains(ownPins, e.Name()) }) {
+	if err != nil || slices.ContainsFunc(entries, isState) {
 		return
 	}
-	for _, name := range ownPins {
-		if bpffs.Unlink(dir.pin(name)) != nil {
+	for _, e := range entries {
+		if !e.IsDir() && bpffs.Unlink(dir.pin(e.Name())) != nil {
 			return
 		}
+	}
+	for _, name := range locks {
+		bpffs.Unlink(dir.pin(name))
 	}
 	bpffs.Unlink(string(dir)) // refused unless empty
 }
@@ -94,7 +95,7 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 		if called[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
-		h := p.dir.hookOf(set)
+		h := p.hookOf(set)
 		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
 			gone = append(gone, h)
 		} else {
@@ -151,7 +152,7 @@ func (at place) collectNamespaces() {
 	}
 }
 
-// clear removes the pins of a namespace that no longer exists, except the mark and the lock.
+// clear removes the hooks and maps of a namespace that no longer exists.
 func (dir home) clear() {
 	hooks, _, err := dir.hookDirs()
 	for _, at := range hooks {
@@ -163,10 +164,8 @@ func (dir home) clear() {
 	}
 	entries, _ := bpffs.List(string(dir))
 	for _, e := range entries {
-		if path := dir.pin(e.Name()); e.IsDir() && e.Name() != lockPin {
-			bpffs.RemoveAll(path)
-		} else if !e.IsDir() && e.Name() != alivePin {
-			bpffs.Unlink(path)
+		if isState(e) {
+			bpffs.RemoveAll(dir.pin(e.Name()))
 		}
 	}
 }

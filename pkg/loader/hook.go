@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,21 +148,24 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 		return nil, n.pins.readable()
 	}
 	var unread []error
-	haveRules := n.pins.store.Have(maps.Exists)
+	exists := func(set *maps.Set) bool { return set.Any(maps.Exists) }
+	if of == nil {
+		have := n.pins.store.Have(maps.Exists)
+		exists = func(set *maps.Set) bool { return have[set.Number()] }
+	}
 	here := map[Side]bool{} // with other rules than those of deleted devices
 	named, indexed := map[string]bool{}, map[int]bool{}
 	for _, dev := range of {
 		named[dev.Name], indexed[dev.Index] = true, true
 	}
 	for _, set := range n.pins.sets() {
-		if !haveRules[set.Number()] || !set.Attached() { // a command was killed before that
-			continue
-		}
 		if of != nil && !named[set.Device()] && !indexed[set.Ifindex()] { // to judge a hook takes system calls
 			continue
 		}
-		h := n.pins.dir.hookOf(set)
-		h.state = &n.pins.bpfState
+		if !exists(set) || !set.Attached() { // a command was killed before that
+			continue
+		}
+		h := n.pins.hookOf(set)
 		if err := n.pins.kept.judge(h); err != nil {
 			h.Close()
 			unread = append(unread, err)
@@ -185,82 +187,42 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	return hooks, errors.Join(unread...)
 }
 
-// ErrUnpinned means that something deleted the pin of the programs. Rules limit nothing, and can only be read and flushed.
-var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) in the bpffs, so no rule is in force")
-
-// Unpinned is ErrUnpinned if rules are so, else nil.
-func (n *Namespace) Unpinned() error {
-	if n.pins.store == nil || !n.pins.dir.isUnpinned() {
-		return nil
-	}
-	return ErrUnpinned
-}
-
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
 func (n *Namespace) Readable() error { return n.pins.readable() }
 
 // Find is the hook of a device by its name or an alternative one; nil if it has none. A
 // device that is no longer here is found by the name that it had. In a Namespace for changes,
 // a device that was deleted is not found.
-func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
-	if err := n.pins.readable(); err != nil {
-		return nil, err
-	}
+func (n *Namespace) Find(name string, d policy.Direction) (found *Hook, err error) {
 	dev, err := netinfo.DeviceByName(name)
-	here := err == nil
-	if err != nil && !errors.Is(err, netinfo.ErrNoDevice) {
+	if errors.Is(err, netinfo.ErrNoDevice) {
+		dev, err = netinfo.Device{Name: name}, nil
+	}
+	if err != nil {
 		return nil, err
 	}
-	if here {
-		name = dev.Name // and not an alternative one
+	hooks, err := n.Hooks(dev)
+	at := slices.IndexFunc(hooks, func(h *Hook) bool { return h.Direction == d && h.Device.Name == dev.Name })
+	if at < 0 { // moved away, or gone and only to be read
+		at = slices.IndexFunc(hooks, func(h *Hook) bool {
+			return h.Direction == d && h.Was == dev.Name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing)
+		})
 	}
-	var sets []*maps.Set
-	for _, set := range n.pins.sets() {
-		switch {
-		case set.Direction() != d:
-		case here && set.Ifindex() == dev.Index:
-			sets = append([]*maps.Set{set}, sets...)
-		case set.Device() == name:
-			sets = append(sets, set)
+	for i, h := range hooks {
+		if i == at && err == nil {
+			found = h
+		} else {
+			h.Close()
 		}
 	}
-	for _, set := range sets {
-		h, err := n.pins.dir.openHook(set)
-		if err != nil {
-			return nil, err
-		}
-		if h == nil {
-			continue
-		}
-		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing) {
-			return h, nil // here, returned with another index, moved away, or gone and only to be read
-		}
-		h.Close()
-	}
-	return nil, nil
-}
-
-// openHook opens the hook of a set; nil if it has no rules in any phase of a change.
-func (dir home) openHook(set *maps.Set) (*Hook, error) {
-	if isUnused(set) {
-		return nil, nil
-	}
-	h := dir.hookOf(set)
-	if err := h.judge(); err != nil {
-		h.Close()
-		return nil, err
-	}
-	return h, nil
+	return found, err
 }
 
 // hookOf is the hook of a set, before judge finds its State.
-func (dir home) hookOf(set *maps.Set) *Hook {
+func (s *bpfState) hookOf(set *maps.Set) *Hook {
 	set.Store.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDirOf(set)}
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: s.dir.hookDirOf(set), state: s}
 }
-
-// isUnused reports whether a hook has no rules, or was never attached because a command was killed.
-func isUnused(set *maps.Set) bool { return !set.Any(maps.Exists) || !set.Attached() }
 
 // judge finds the state of the hook, and its device. It leaves no file open, because there
 // may be more hooks than files that a process may open.
@@ -283,7 +245,7 @@ func (h *Hook) judge() error {
 		here = here && len(attached.filters) > 0
 	}
 	switch {
-	case here && home(filepath.Dir(h.at.dir)).isUnpinned():
+	case here && h.state.lost != "":
 		h.State, h.Device = Detached, device
 	case here:
 		h.State, h.Device = Attached, device

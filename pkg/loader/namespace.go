@@ -56,6 +56,14 @@ type Options struct {
 	Patience time.Duration
 	// Renews says that a process which only reads renews leases, or listens to packets.
 	Renews bool
+	// Progress, unless it is nil, is told how many things of a kind a change has done.
+	Progress func(what string, done, of int)
+}
+
+func (o *Options) progress(what string, done, of int) {
+	if o.Progress != nil {
+		o.Progress(what, done, of)
+	}
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -63,6 +71,8 @@ type Options struct {
 type Namespace struct {
 	pins pins
 
+	Lost      string          // the pin of programs that something deleted: no rule counts as in force
+	Restored  string          // the same after Write has restored all
 	Collected []string        // the names of deleted devices whose rules Write has removed, sorted
 	Claims    []*policy.Claim // what was done last about guarantees that wait for room, in turn
 }
@@ -124,6 +134,7 @@ func WriteFirst(o Options) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.Lost, n.Restored = "", n.Lost
 	return n, nil
 }
 
@@ -154,6 +165,7 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
+	n.Lost = n.pins.lost
 	return n, err
 }
 

@@ -297,13 +297,12 @@ func (all orders) change(p *pins, o ApplyOptions, of int) error {
 	ready := 0
 	for _, one := range all {
 		if err := one.Set.Prepare(one.steps, func(steps int) {
-			if o.Progress != nil {
-				o.Progress(ready+steps, of)
-			}
+			p.options.progress("rules ready", ready+steps, of)
 		}); err != nil {
 			return fmt.Errorf("%s: %w", tableName(one.want), err)
 		}
 		ready += len(one.steps)
+		p.options.progress("rules ready", ready, of)
 	}
 	if o.Policy != nil {
 		if err := p.keepPolicy(o.Policy, true); err != nil {
@@ -333,14 +332,18 @@ func (all orders) finish(p *pins, change bool) error {
 		}
 		have = p.store.Have(maps.Exists)
 	}
-	err := forEach(all, func(o *order) error {
-		switch {
-		case o.gone != nil || o.isPools():
-			return nil
-		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
-			return p.trimIfb(o.Hook)
+	err := hurry.Up(len(all), func() (failed error) {
+		for i, o := range all { // even after some failed
+			switch {
+			case o.gone != nil || o.isPools():
+			case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
+				failed = errors.Join(failed, p.trimIfb(o.Hook))
+			default:
+				failed = errors.Join(failed, p.removeHook(o.Hook))
+			}
+			p.options.progress("programs detached", i+1, len(all))
 		}
-		return p.removeHook(o.Hook)
+		return failed
 	})
 	return errors.Join(err, p.discardForeign(), p.drop())
 }
@@ -393,13 +396,13 @@ func (all orders) claim(p *pins) error {
 // attach attaches hooks that are not attached, with programs of this build.
 func (all orders) attach(p *pins) error {
 	return hurry.Up(len(all), func() error {
-		for _, o := range all {
-			if o.gone != nil || o.isPools() {
-				continue
+		for i, o := range all {
+			if o.gone == nil && !o.isPools() {
+				if err := o.failed(o.attach(p)); err != nil {
+					return err
+				}
 			}
-			if err := o.failed(o.attach(p)); err != nil {
-				return err
-			}
+			p.options.progress("programs attached", i+1, len(all))
 		}
 		return nil
 	})

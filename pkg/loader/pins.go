@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,7 +74,7 @@ func (p *pins) sweep() error {
 
 // sweepOne removes a hook with all its rules.
 func (p *pins) sweepOne(set *maps.Set) error {
-	h := p.dir.hookOf(set)
+	h := p.hookOf(set)
 	defer h.Close()
 	p.store.Clear(set)
 	return p.removeHook(h)
@@ -188,7 +187,7 @@ func (p *pins) complete() error {
 		return err
 	}
 	for _, set := range p.sets() {
-		h := p.dir.hookOf(set)
+		h := p.hookOf(set)
 		err := p.trimIfb(h)
 		if h.Close(); err != nil {
 			return err
@@ -214,7 +213,7 @@ func (p *pins) changing(f func() error) error {
 	return err
 }
 
-// heal completes the work of killed commands.
+// heal completes the work of killed commands, and restores lost programs.
 func (p *pins) heal() error {
 	if err := p.dir.markAlive(); err != nil {
 		return err
@@ -222,13 +221,10 @@ func (p *pins) heal() error {
 	if err := p.healMarks(); err != nil {
 		return err
 	}
-	if !bpffs.Exists(p.dir.pin(busyPin)) {
+	if p.lost == "" && !bpffs.Exists(p.dir.pin(busyPin)) {
 		return nil
 	}
-	if err := p.complete(); err != nil {
-		return err
-	}
-	return bpffs.Unlink(p.dir.pin(busyPin))
+	return p.changing(p.complete)
 }
 
 // endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps
@@ -265,15 +261,4 @@ func (p *pins) end() error {
 	p.store.End() // otherwise a killed process could leave a change of which only a part can be reverted
 	p.store.Finish()
 	return nil
-}
-
-// forEach calls f, which may detach a hook, for each hook, even after f failed for some.
-func forEach[H any](hooks []H, f func(H) error) error {
-	return hurry.Up(len(hooks), func() error {
-		var failed []error
-		for _, h := range hooks {
-			failed = append(failed, f(h))
-		}
-		return errors.Join(failed...)
-	})
 }

@@ -233,20 +233,16 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 
 // left is the hook that a deleted device has left, nil for none. Its rules match the address of the table and do not delay, as that
 // may need a qdisc first.
-func (n planner) left(t policy.Table) (*Hook, error) {
-	for _, set := range n.pins.sets() {
-		if set.Device() != t.Device || set.Direction() != t.Direction || set.Side() != t.Match || set.Any(maps.Delays) {
-			continue
-		}
-		h, err := n.pins.dir.openHook(set)
-		if err != nil || h != nil && h.State == Gone {
-			return h, err
-		}
-		if h != nil {
+func (n planner) left(t policy.Table) (left *Hook, err error) {
+	hooks, err := n.Hooks(netinfo.Device{Name: t.Device})
+	for _, h := range hooks {
+		if left == nil && err == nil && h.State == Gone && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
+			left = h
+		} else {
 			h.Close()
 		}
 	}
-	return nil, nil
+	return left, err
 }
 
 // planSteps finds the steps from the rules that the hook has to those that it shall have. ofAll: so for all hooks.

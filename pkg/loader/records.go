@@ -9,7 +9,6 @@ const (
 	policyPin     = "policy"
 	authorPin     = "author"
 	reattachedPin = "reattached"
-	settledPin    = "settled"
 )
 
 // An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -37,8 +38,9 @@ const (
 	// affectedHosts is how many affected hosts and subnets of shadows are remembered: 8 MiB.
 	affectedHosts = 1 << 16
 
-	// kindsPin is the map of programs that hooks call.
-	kindsPin = "kinds"
+	// kindsPin is the map of programs that hooks call, and climbPin that of those which these call. The kernel
+	// empties each with its last pin.
+	kindsPin, climbPin = "kinds", "programs"
 )
 
 // A bpfState is the pinned rules of a namespace: a generation of maps, and the programs that hooks call.
@@ -53,6 +55,7 @@ type bpfState struct {
 	kept    *Kept             // nil unless the namespace is read again and again
 
 	generation Generation // that was opened
+	lost       string     // the pin of programs that something deleted; "" for none
 
 	rules [][]policy.Rule // see policies
 	as    maps.Stamp      // of when they were read
@@ -69,6 +72,13 @@ func (s *bpfState) open() error {
 	if s.generation, err = identify(newest); err != nil {
 		return err
 	}
+	s.lost = ""
+	for _, pin := range []string{s.dir.pin(kindsPin), filepath.Join(newest, climbPin)} {
+		if !bpffs.Exists(pin) {
+			s.lost = pin
+			break
+		}
+	}
 	if s.store = s.kept.take(s.generation); s.store != nil {
 		return nil
 	}
@@ -80,11 +90,7 @@ func (s *bpfState) open() error {
 		s.store.Close()
 		err = maps.ErrOtherLayout
 	}
-	if err == nil && s.writing && s.dir.isUnpinned() {
-		s.store.Close()
-		err = ErrUnpinned
-	}
-	if errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, ErrUnpinned) {
+	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, &OtherLayoutError{err: err}
 		s.foreign.Hooks, err = s.dir.otherHooks()
 		return err
@@ -96,7 +102,10 @@ func (s *bpfState) open() error {
 		s.kept.put(s.generation, s.store)
 		return nil
 	}
-	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
+	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); errors.Is(err, fs.ErrNotExist) {
+		s.kinds, err = s.calledKinds()
+	}
+	if err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
 	}
 	if state, from := s.store.Change(); state == maps.Armed {
@@ -105,8 +114,31 @@ func (s *bpfState) open() error {
 	return nil
 }
 
-// isUnpinned reports whether the pin of the programs is gone, which the hooks call. The kernel empties the map with its last pin.
-func (dir home) isUnpinned() bool { return !bpffs.Exists(dir.pin(kindsPin)) }
+// calledKinds is the map of programs that hooks call, without its pin; a new one if there are no hooks.
+func (s *bpfState) calledKinds() (*ebpf.Map, error) {
+	for _, set := range s.sets() {
+		a, err := openAttachment(s.dir.hookDirOf(set))
+		if err != nil {
+			return nil, err
+		}
+		if a.close(); a.program == 0 {
+			continue
+		}
+		caller, err := ebpf.NewProgramFromID(a.program)
+		if err != nil {
+			return nil, err
+		}
+		defer caller.Close()
+		info, err := caller.Info()
+		if err != nil {
+			return nil, err
+		}
+		if called, _ := info.MapIDs(); len(called) == 1 {
+			return ebpf.NewMapFromID(called[0])
+		}
+	}
+	return program.NewKinds()
+}
 
 func (s *bpfState) close() {
 	if s.store != nil {
@@ -299,7 +331,7 @@ func (s *bpfState) renew(size maps.Size, settings bpf.AbiHook) error {
 func (s *bpfState) switchTo(store *maps.Store, pin func() error) error {
 	programs := map[program.Kind]*ebpf.Program{}
 	for kind := range program.Kinds {
-		if !s.hasKind(kind) {
+		if !s.hasKind(kind) && s.lost != s.dir.pin(kindsPin) {
 			continue
 		}
 		p, err := program.Load(store, kind.Settings(store.Hook()))
@@ -352,10 +384,20 @@ func (s *bpfState) needKind(kind program.Kind) error {
 	return s.putKind(kind, p)
 }
 
-// unify completes the work of a killed command: all hooks use the newest generation.
+// unify completes the work of a killed command: all hooks use the newest generation. If the programs are lost, another one has them.
 func (s *bpfState) unify() error {
 	if err := bpffs.RemoveAll(s.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
+	}
+	if s.lost != "" {
+		err := s.renew(s.store.Size(), s.store.Hook())
+		if pin := s.dir.pin(kindsPin); err == nil && s.lost == pin {
+			err = bpffs.Pin(s.kinds, pin)
+		}
+		if err == nil {
+			s.lost = ""
+		}
+		return err
 	}
 	generations, err := generationsIn(string(s.dir))
 	if err != nil || len(generations) < 2 {

@@ -1,6 +1,8 @@
 package loader
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -58,6 +60,34 @@ func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {
 			t.Errorf("once more: %+v", change)
 		}
 		r.flush()
+		r.nothingLeft()
+	})
+}
+
+// The kernel empties a map of programs with its last pin. Then no rule counts as in force, and the next command that may
+// change anything restores all limits.
+func TestDeletedPinsOfPrograms(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one := rule("10.0.0.0/24", slow, in("uplink"))
+		r.apply(ApplyOptions{}, poolTable(pool("uplink")), r.table(one))
+		for _, lost := range [][]string{{"g*/programs"}, {"kinds"}, {"g*/programs", "kinds", "*gress-*/program"}} {
+			for _, pin := range lost {
+				paths, err := filepath.Glob(filepath.Join(r.options.BPFFS, "shapectl", "*", pin))
+				if err != nil || len(paths) != 1 {
+					t.Fatalf("pins: %v, %v", paths, err)
+				}
+				testenv.Must(t, os.Remove(paths[0]))
+			}
+			if h := r.hook("va"); h.State != Detached {
+				t.Errorf("without %v: state is %q", lost, h.State)
+			}
+			r.write(func(*Namespace) error { return nil })
+			h := r.inForce(one)
+			before := r.counters(h, one).DroppedPackets
+			r.send("10.0.0.7", 400, 1000)
+			testenv.Eventually(t, "dropped packets", func() bool { return r.counters(h, one).DroppedPackets > before })
+		}
+		r.write(flushEverything)
 		r.nothingLeft()
 	})
 }

@@ -58,7 +58,7 @@ func checkLayout(dir string) error {
 	}
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", ErrOtherLayout, err)
+		err = PinError(filepath.Join(dir, pinned[hookMap]))
 	}
 	if err != nil {
 		return fmt.Errorf("open the hook's settings: %w", err)

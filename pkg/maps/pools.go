@@ -26,8 +26,8 @@ func (v view) IsPools() bool { return v.number == poolView }
 // Unused are the pools that may go and that nothing is within in any phase of a change, or only others of these. It reads the texts
 // of unused pools alone.
 func (s *Store) Unused(may func(policy.Rule) bool) (unused []netip.Prefix) {
-	users, pools := make([]int32, s.room()), []prefixes.Placed{}
-	count := func(id uint32, by int32) {
+	users, pools := make([]int, s.change.Ids), []prefixes.Placed{}
+	count := func(id uint32, by int) {
 		before, after := s.bothPhases(id)
 		for _, v := range []params.Version{before, after} {
 			if v.Present() && v.Flags&params.Within != 0 {

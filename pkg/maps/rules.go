@@ -116,37 +116,20 @@ func withoutID(e Entry) policy.Rule { return e.Rule }
 
 // collect returns what of each rule that is in force in a view, or in prefixes.AllViews, by view.
 func collect[T any](s *Store, view uint32, what func(Entry) T) [][]T {
-	lists, rules := s.ordered(view), 0
-	for _, list := range lists {
-		rules += len(list)
-	}
-	defer s.labels.Fetch(rules)()
-	s.names = map[uint32]string{}
-	defer func() { s.names = nil }()
+	lists := s.ordered(view)
 	all := make([][]T, len(lists))
-	for number, list := range lists {
-		if len(list) > 0 {
-			all[number] = make([]T, 0, len(list))
+	for set, e := range s.inForce(lists) {
+		n := set.number
+		if all[n] == nil {
+			all[n] = make([]T, 0, len(lists[n]))
 		}
-		for e := range s.inForce(list) {
-			all[number] = append(all[number], what(e))
-		}
+		all[n] = append(all[n], what(e))
 	}
 	return all
 }
 
 // EveryRule are the Rules of all sets, one by one. It reads the tables once.
-func (s *Store) EveryRule() iter.Seq2[*Set, Entry] {
-	return func(yield func(*Set, Entry) bool) {
-		for number, list := range s.ordered(prefixes.AllViews) {
-			for e := range s.inForce(list) {
-				if !yield(s.View(uint32(number)), e) {
-					return
-				}
-			}
-		}
-	}
-}
+func (s *Store) EveryRule() iter.Seq2[*Set, Entry] { return s.inForce(s.ordered(prefixes.AllViews)) }
 
 // A listed rule is a rule with its prefix.
 type listed struct {
@@ -167,18 +150,22 @@ func (s *Store) ordered(view uint32) [][]listed {
 	return lists
 }
 
-// inForce are those rules of a list that are in force.
-func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
-	now := ls.phase()
-	return func(yield func(Entry) bool) {
-		if ls.names == nil {
-			ls.names = map[uint32]string{}
-			defer func() { ls.names = nil }()
+// inForce are those rules of lists, by view, that are in force.
+func (s *Store) inForce(lists [][]listed) iter.Seq2[*Set, Entry] {
+	return func(yield func(*Set, Entry) bool) {
+		now, rules := s.phase(), 0
+		for _, list := range lists {
+			rules += len(list)
 		}
-		defer ls.labels.Fetch(len(list))()
-		for _, at := range list {
-			if v := ls.versionIn(at.id, now); v.Present() && !yield(ls.entry(at.id, at.prefix, v, now)) {
-				return
+		defer s.labels.Fetch(rules)()
+		s.names = map[uint32]string{}
+		defer func() { s.names = nil }()
+		for number, list := range lists {
+			set := s.View(uint32(number))
+			for _, at := range list {
+				if v := s.versionIn(at.id, now); v.Present() && !yield(set, s.entry(at.id, at.prefix, v, now)) {
+					return
+				}
 			}
 		}
 	}
@@ -264,13 +251,13 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	id, found := s.Store.prefixes.Find(s.number, p)
-	if !found {
-		return Entry{}, false
+	if id, found := s.Store.prefixes.Find(s.number, p); found {
+		now := s.Store.phase()
+		if v := s.Store.versionIn(id, now); v.Present() {
+			return s.Store.entry(id, p, v, now), true
+		}
 	}
-	now := s.Store.phase()
-	v := s.Store.versionIn(id, now)
-	return s.Store.entry(id, p, v, now), v.Present()
+	return Entry{}, false
 }
 
 // Has reports whether Find finds a rule, without its texts.

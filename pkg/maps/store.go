@@ -26,6 +26,17 @@ import (
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
 var ErrOtherLayout = errors.New("made by another version of shapectl")
 
+// A PinError is the path of a pin that something deleted. It is an ErrOtherLayout: without the pin, rules cannot be read either.
+type PinError string
+
+func (e PinError) Error() string { return "something deleted the pin " + string(e) }
+
+// Is reports whether an error is of that type, or ErrOtherLayout.
+func (PinError) Is(err error) bool {
+	_, same := err.(PinError)
+	return same || err == ErrOtherLayout
+}
+
 const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 
 // A Store is the maps of a network namespace.
@@ -158,7 +169,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 
 // Open opens the maps pinned in a directory, for reading only or also for writing. To change
 // a store that was opened for reading only ends the process. The error wraps ErrOtherLayout where
-// another version of shapectl pinned them.
+// another version of shapectl pinned them. A store without its programs is opened: to derive another one makes them anew.
 func Open(dir string, writing bool) (*Store, error) {
 	// First, as nothing else of another layout can be read.
 	if err := checkLayout(dir); err != nil {
@@ -166,15 +177,17 @@ func Open(dir string, writing bool) (*Store, error) {
 	}
 	s := &Store{maps: map[string]*ebpf.Map{}, readOnly: !writing}
 	for name, pin := range pinned {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
-		if err != nil {
+		path := filepath.Join(dir, pin)
+		switch m, err := ebpf.LoadPinnedMap(path, nil); {
+		case err == nil:
+			s.maps[name] = m
+		case !errors.Is(err, fs.ErrNotExist):
 			s.Close()
-			if errors.Is(err, fs.ErrNotExist) {
-				err = ErrOtherLayout
-			}
-			return nil, fmt.Errorf("open %s: %w", filepath.Join(dir, pin), err)
+			return nil, fmt.Errorf("open %s: %w", path, err)
+		case name != bpf.ShapectlMapPrograms:
+			s.Close()
+			return nil, PinError(path)
 		}
-		s.maps[name] = m
 	}
 	return s, s.attach()
 }

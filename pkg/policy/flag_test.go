@@ -89,7 +89,7 @@ func TestSet(t *testing.T) {
 			map[string]string{"0s": "zero", "-1s": "negative", "30": "unit of time", "5min": "unit of time", "time": "none, fill or 30s", "86401s": "longer than 86400s", "0.1ns": "nanoseconds"},
 		}, {
 			func() Value { return new(Rate) }, "rate",
-			map[string]string{"1.5mbit": "1500kbit"},
+			map[string]string{"1.5mbit": "1.5mbit"},
 			map[string]string{"10mbps": "ambiguous"},
 		}, {
 			func() Value { return new(Capacity) }, "size|time",

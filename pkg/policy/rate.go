@@ -29,8 +29,7 @@ type prefix struct {
 }
 
 // prefixes scale a unit: by 1000 as in kbit, or by 1024 as in kibit. They are matched in
-// lower case, and shown before B/s as byteName. Rate.String uses the last one that divides
-// the rate.
+// lower case, and shown before B/s as byteName. Rate.String uses the last one that fits.
 var prefixes = []prefix{
 	{"", "", 1},
 	{"ki", "Ki", 1 << 10}, {"mi", "Mi", 1 << 20}, {"gi", "Gi", 1 << 30}, {"ti", "Ti", 1 << 40},
@@ -166,8 +165,8 @@ func inUnit(spelled string, units map[string]string) string {
 	return meant
 }
 
-// String is r in the largest decimal unit of tc that divides it, or in a binary one if no
-// decimal one but bit does: 10mbit, 1500kbit, 1mibit, 64001bit. ParseRate parses it.
+// String is r in the largest decimal unit of tc that needs at most three decimals, or in a binary one if that
+// divides it and kbit does not: 10mbit, 1.5mbit, 64.001kbit, 1mibit. ParseRate parses it.
 func (r Rate) String() string {
 	switch r {
 	case 0:
@@ -175,13 +174,19 @@ func (r Rate) String() string {
 	case Unlimited:
 		return unlimitedName
 	}
-	largest := prefixes[0]
+	bits, largest, step := uint64(r), prefixes[0], uint64(1)
+	binary := bits%1000 != 0 && bits%1024 == 0
 	for _, p := range prefixes {
-		if uint64(r)%p.size == 0 {
-			largest = p
+		last := p.size / 1000 // the third decimal
+		if binary {
+			last = p.size
+		}
+		if binary == (p.size%1000 != 0) && bits >= p.size && bits%last == 0 {
+			largest, step = p, last
 		}
 	}
-	return fmt.Sprintf("%d%sbit", uint64(r)/largest.size, largest.name)
+	number := fmt.Sprintf("%d.%03d", bits/largest.size, bits%largest.size/step)
+	return strings.TrimRight(strings.TrimRight(number, "0"), ".") + largest.name + "bit"
 }
 
 // Bytes is the rate in bytes per second for people to read, with four significant digits:

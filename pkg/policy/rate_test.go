@@ -136,17 +136,17 @@ func TestRateString(t *testing.T) {
 		{0, "0", "0 B/s"},
 		{8, "8bit", "1 B/s"},
 		{9, "9bit", "1.125 B/s"},
-		{64001, "64001bit", "8 kB/s"},
-		{1_500_000, "1500kbit", "187.5 kB/s"},
+		{64001, "64.001kbit", "8 kB/s"},
+		{1_500_000, "1.5mbit", "187.5 kB/s"},
 		{10_000_000, "10mbit", "1.25 MB/s"},
 		{1024, "1kibit", "128 B/s"},
 		{1_048_576, "1mibit", "131.1 kB/s"},
-		{2_048_000, "2048kbit", "256 kB/s"},
-		{7_999_999, "7999999bit", "1 MB/s"},
+		{2_048_000, "2.048mbit", "256 kB/s"},
+		{7_999_999, "7999.999kbit", "1 MB/s"},
 		{400_000_000_000, "400gbit", "50 GB/s"},
 		{1_000_000_000_000, "1tbit", "125 GB/s"},
 		{Unlimited, "unlimited", "unlimited"},
-		{math.MaxUint64 - 1, "18446744073709551614bit", "2305843 TB/s"},
+		{math.MaxUint64 - 1, "18446744073709551.614kbit", "2305843 TB/s"},
 	} {
 		if got := test.rate.String(); got != test.text {
 			t.Errorf("String of %d is %q, want %q", uint64(test.rate), got, test.text)

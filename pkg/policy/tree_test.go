@@ -50,7 +50,7 @@ func TestTree(t *testing.T) {
 		chain = append(chain, fmt.Sprint(n.Pool.Label.Name, " ", n.Depth, " ", n.Members, " ", len(n.Rules), " ", below))
 	}
 	// The guarantee of ap-1 counts in site, instead of those within ap-1.
-	want := []string{"ap-1 2 1500kbit 2 []", "site 1 5mbit 1 [ap-1]", "uplink 0 5mbit 0 [site]"}
+	want := []string{"ap-1 2 1.5mbit 2 []", "site 1 5mbit 1 [ap-1]", "uplink 0 5mbit 0 [site]"}
 	if !slices.Equal(chain, want) {
 		t.Errorf("got %v, want %v", chain, want)
 	}
@@ -84,8 +84,8 @@ func TestCheckPools(t *testing.T) {
 		{[]string{"x: within=a", "a: within=b&", "b&: within=c", "c: within=a", "d: within=e", "e: within=d", "10.0.0.1: within=x guarantee=8mbit"}, []string{
 			`pool "a": within "b&" makes a cycle: a within "b&" within c within a; take one of them out`,
 			`pool "d": within "e" makes a cycle: d within e within d; take one of them out`}},
-		{[]string{"a:", "10.0.0.1: within=a guarantee=3mbit", "10.0.0.2: within=a guarantee=5001kbit"}, []string{
-			`pool "a": rate 8mbit is less than the guarantees within the pool, which add up to 8001kbit; raise it, or lower them`}},
+		{[]string{"a:", "10.0.0.1: within=a guarantee=3mbit", "10.0.0.2: within=a guarantee=5.001mbit"}, []string{
+			`pool "a": rate 8mbit is less than the guarantees within the pool, which add up to 8.001mbit; raise it, or lower them`}},
 		{[]string{"a:", "10.0.0.0/24: within=a guarantee=1mbit each=host members=9"}, []string{
 			`pool "a": rate 8mbit is less than the guarantees within the pool, which add up to 9mbit; raise it, or lower them`}},
 		// What is within b is the promise of b. What is within c is that of a, because c has no guarantee.

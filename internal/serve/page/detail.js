@@ -146,7 +146,7 @@ export class Detail {
       h("div", { class: "row" },
         h("div", { class: "field" }, h("label", { for: "new-rate" }, "New rate"), field),
         h("div", { class: "field" }, h("label", { for: "revert" }, "Reverts after"), revert)),
-      h("span", { class: "hint muted small", id: "rate-hint" }, "For example 20mbit or 1500kbit. ", isEach(r) ? "Each bucket gets this rate. " : "", "Buckets and counters are kept."),
+      h("span", { class: "hint muted small", id: "rate-hint" }, "For example 20mbit or 1.5mbit. ", isEach(r) ? "Each bucket gets this rate. " : "", "Buckets and counters are kept."),
       h("button", { type: "submit" }, "Change …"));
     return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, isPool && !row.isPool ? ["Change the rate of pool ", name(r.name)] : "Change the rate"), form);
   }

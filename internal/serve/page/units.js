@@ -28,7 +28,7 @@ export const rate = (v) => (known(v) ? rateParts(v).join("") : "unlimited");
 
 export function rateParts(v) {
   let unit = 0;
-  while (v > 0 && v % 1000 === 0 && unit < bitNames.length - 1) {
+  while (v >= 1000 && v % 1 === 0 && unit < bitNames.length - 1) {
     v /= 1000;
     unit++;
   }
