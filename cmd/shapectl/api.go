@@ -114,6 +114,31 @@ func (c apiCommand) flag(cmd *cobra.Command, name string) *pflag.Flag {
 	return f
 }
 
+// parameters are the names that requests may have.
+func (c apiCommand) parameters(cmd *cobra.Command) (names []string) {
+	for _, form := range c.forms {
+		names = append(names, argumentNames(form)...)
+	}
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if c.flag(cmd, f.Name) != nil {
+			names = append(names, f.Name)
+		}
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// without refuses requests with parameters, as the handler has none.
+func without(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "" {
+			serve.Fail(w, http.StatusBadRequest, exitInput, "%s takes no parameters", r.URL.Path)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
 // arguments are the values of a request, by name.
 type arguments map[string][]string
 
@@ -130,7 +155,7 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			if o := policy.FindOption(name); o != nil && o.Name != name && c.flag(cmd, o.Name) != nil {
 				return nil, fmt.Errorf("unknown parameter %q; use %s", name, o.Name)
 			}
-			return nil, fmt.Errorf("unknown parameter %s", strconv.Quote(name))
+			return nil, fmt.Errorf("unknown parameter %s; use %s", strconv.Quote(name), strings.Join(c.parameters(cmd), ", "))
 		}
 		for _, v := range values {
 			if v == "" && f.NoOptDefVal != "" {
@@ -231,10 +256,10 @@ func (a *api) addTo(s *serve.Server) {
 		}
 		s.Handle(c.method()+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 	}
-	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	s.Handle("GET /api/v1/openapi.json", serve.Reads, without(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(openAPI)
-	}))
+	})))
 	// All else has an answer in JSON, too.
 	s.Handle("/api/", serve.Static, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if method := paths[r.URL.Path]; method != "" {

@@ -283,9 +283,9 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		names = append(names, poolNames(n)...)
 	}
 	if similar := plain.SimilarName(q.Name, names); similar != "" {
-		return nil, nil, inputf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
+		return nil, nil, missingf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
 	}
-	return nil, nil, inputf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
+	return nil, nil, missingf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
 }
 
 // inForce reports whether all rules for the packets are in force.

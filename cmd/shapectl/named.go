@@ -357,9 +357,9 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 	case policyfile.IsPattern(of.name):
 		return inputf("%s, and %s NAME takes no pattern; to change several at one moment, edit the policy file, and run %s", says, verb, e.suggest("apply", "FILE"))
 	case found.similar != "":
-		return inputf("%s; did you mean %s?%s", says, plain.Word(found.similar), makes)
+		return missingf("%s; did you mean %s?%s", says, plain.Word(found.similar), makes)
 	}
-	return inputf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
+	return missingf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
 }
 
 // setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools, or the only one

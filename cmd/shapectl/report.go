@@ -162,7 +162,10 @@ func (e *env) deliveries(path string, q history.Request) (report.Deliveries, err
 	}
 	defer r.Close()
 	found, err := r.Deliveries(q)
-	if err != nil {
+	switch {
+	case errors.Is(err, history.ErrUnknown):
+		return nil, missingf("%w", err)
+	case err != nil:
 		return nil, inputError(err)
 	}
 	return found, nil

@@ -174,9 +174,9 @@ func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handl
 	a := &api{e}
 	a.addTo(s)
 	s.HandleBy("GET /api/v1/top", a.topAccess, a.topHandler(shared))
-	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
-	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
-	s.Handle("GET /metrics", serve.Reads, exporter)
+	s.Handle("GET /api/v1/sandbox", serve.Reads, without(sandbox.Handler()))
+	s.Handle("POST /api/v1/sandbox", serve.Reads, without(sandbox.Handler()))
+	s.Handle("GET /metrics", serve.Reads, without(exporter))
 	s.Handle("/", serve.Static, page.Handler())
 	return s, nil
 }
@@ -222,8 +222,10 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		must(json.NewEncoder(w).Encode(report.NewTop(now, view)))
+		text, err := json.Marshal(report.NewTop(now, view))
 		now.Release()
+		must(err)
+		w.Write(text)
 	})
 }
 
@@ -270,7 +272,11 @@ func topView(given url.Values) (v live.View, err error) {
 		}
 	}
 	for name := range given {
-		return v, fmt.Errorf("unknown parameter %q", name)
+		names := make([]string, len(topParameters))
+		for i, p := range topParameters {
+			names[i] = p.name
+		}
+		return v, fmt.Errorf("unknown parameter %q; use %s", name, strings.Join(names, ", "))
 	}
 	if n := len(strings.Fields(v.Search)); n > mostWords { // each is sought in all rules
 		return v, fmt.Errorf("search has %d words; use at most %d", n, mostWords)

@@ -108,7 +108,13 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(404, "ask", "address=10.0.0.7", "")
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
-	s.ask(400, "top", "device=va", "unknown parameter")
+	s.ask(400, "top", "device=va", "unknown parameter \\\"device\\\"; use by, sort, search")
+	s.ask(404, "set", o{"named": "--alic", "rate": "1mbit"}, "did you mean --alice?")
+	s.ask(404, "explain", "named=nobody", "lists the names")
+	s.ask(400, "show", "order=nonsense", "use address, buckets, device")
+	for _, what := range []string{"sandbox", "openapi.json"} {
+		s.ask(400, what, "n=abc", "takes no parameters")
+	}
 	s.ask(404, "top", "by=tree&under=no", "there is no pool no; by=tree lists what there is")
 	s.ask(404, "top", "of=va+egress+10.0.0.1/24", "did you mean va egress 10.0.0.0/24?")
 	s.ask(404, "top", "by=name&name=--alic", "did you mean --alice?")

@@ -338,7 +338,7 @@ func (s *seen) details(n *loader.Namespace, read reads) error {
 	if read.affected {
 		var entries []maps.Entry
 		for _, it := range s.found {
-			entries = append(entries, it.Entry)
+			entries = append(entries, *it.Entry)
 		}
 		s.affected, err = store.Affected(entries)
 	}

@@ -65,8 +65,8 @@ func Gather(o loader.Options, name string, follows lastgood.Policy) (Facts, erro
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
 		f.unread("", "", err)
-	} else {
-		f.lacks(n, follows)
+	} else if f.Lacks, f.Policy, err = inforce.Lacks(n, follows); err != nil {
+		f.unread("", "", err)
 	}
 	if name != "" {
 		if err := f.ask(n, name); err != nil {
@@ -202,21 +202,6 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	}
 	s.Limits = l
 	return s, nil
-}
-
-// lacks adds what the policy in force lacks.
-func (f *Facts) lacks(n *loader.Namespace, follows lastgood.Policy) {
-	var r inforce.Reader
-	var err error
-	if f.Lacks, err = r.Lacks(n); err != nil {
-		f.unread("", "", err)
-	}
-	if f.Policy = r.Path; f.Policy == "" && follows.File != nil {
-		f.Policy = follows.Path
-		if f.Lacks, err = inforce.Lacking(follows, n); err != nil {
-			f.unread("", "", err)
-		}
-	}
 }
 
 // ask adds both directions of a device, and leaves the others for comparison only.

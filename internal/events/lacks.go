@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -15,7 +16,6 @@ import (
 
 // lacks are the devices and directions that lacked rules at the last look.
 type lacks struct {
-	inforce.Reader
 	told  map[loader.Side]bool // whether it was told
 	again uint64               // when programs were attached again last
 	next  time.Time            // not before
@@ -35,7 +35,7 @@ func (s *session) lookAtLacks() error {
 	if err != nil {
 		return s.report(err)
 	}
-	found, err := s.lacks.Lacks(n)
+	found, _, err := inforce.Lacks(n, lastgood.Policy{})
 	again, failed := loader.LastReattached(s.Loader)
 	n.Close()
 	err = errors.Join(err, failed)

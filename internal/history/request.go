@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -29,6 +30,24 @@ func (q *Request) means(s *Series) bool {
 		return s.Device == q.Device && slices.Contains(q.Networks, s.Network)
 	}
 	return s.Name == q.Name || s.Pool == q.Name || s.Device == q.Name || slices.Contains(q.Networks, s.Network)
+}
+
+// ErrUnknown means that nothing recorded has the name that a request is for, and something else has a similar one.
+var ErrUnknown = errors.New("the history has nothing")
+
+// similar is the nearest name that is recorded; "" for none.
+func (q *Request) similar(seen map[Key]*Series) string {
+	var names []string
+	for _, s := range seen {
+		if names = append(names, s.Device); q.Name != "" {
+			names = append(names, s.Name, s.Pool)
+		}
+	}
+	name := cmp.Or(q.Name, q.Device)
+	if slices.Contains(names, name) {
+		return ""
+	}
+	return plain.SimilarName(name, names)
 }
 
 // mostDeliveries is how many deliveries and networks one report can have.
@@ -55,6 +74,11 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 		}
 	}), q.Name)
 	t := &tally{subjects: subjects(&q, seen)}
+	if len(t.subjects) == 0 {
+		if similar := q.similar(seen); similar != "" {
+			return nil, fmt.Errorf("%w of that name; did you mean %s?", ErrUnknown, plain.Word(similar))
+		}
+	}
 	if len(t.subjects) > mostDeliveries {
 		return nil, fmt.Errorf("more than %d rules and pools match; name fewer", mostDeliveries)
 	}

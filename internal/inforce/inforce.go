@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -34,7 +35,48 @@ func Pack(f *policyfile.File, path string, text []byte) Packed {
 	w.Write([]byte(path + "\x00"))                    // to memory
 	w.Write(text)
 	w.Close()
+	recent.Lock()
+	defer recent.Unlock()
+	remember(all.Bytes(), lastgood.Policy{File: f, Path: path, Text: text})
 	return all.Bytes()
+}
+
+// recent are the last policies that were packed or parsed, of which a pending change has two: several parts of serve need
+// them, and they are large.
+var recent struct {
+	sync.Mutex
+	policies []recorded
+}
+
+type recorded struct {
+	Packed
+	lastgood.Policy
+}
+
+func remember(packed Packed, p lastgood.Policy) {
+	recent.policies = append([]recorded{{packed, p}}, recent.policies[:min(1, len(recent.policies))]...)
+}
+
+// Parse is the policy, which is parsed once and must not be changed.
+func (p Packed) Parse() (lastgood.Policy, error) {
+	recent.Lock()
+	defer recent.Unlock()
+	for _, r := range recent.policies {
+		if bytes.Equal(r.Packed, p) {
+			return r.Policy, nil
+		}
+	}
+	path, text, err := p.Unpack()
+	if err != nil {
+		return lastgood.Policy{}, err
+	}
+	f, err := policyfile.Parse(path, text)
+	if err != nil {
+		return lastgood.Policy{}, err
+	}
+	parsed := lastgood.Policy{File: f, Path: path, Text: text}
+	remember(slices.Clone(p), parsed)
+	return parsed, nil
 }
 
 // Unpack is the reverse of Pack.
@@ -66,28 +108,24 @@ func (l Lack) Networks() string {
 	return plain.List(names)
 }
 
-// A Reader finds what is lacking again and again. It parses a policy once.
-type Reader struct {
-	packed Packed
-	file   *policyfile.File
-	Path   string // of the policy in force; "" if none is known
-}
-
-// Lacks are the lacks of the calling thread's namespace, by device and direction. Addresses of hosts do not count: they come
-// and go.
-func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
-	if err := r.read(n); err != nil {
-		return nil, err
+// Lacks are the lacks of the calling thread's namespace, by device and direction, and the path of the policy in force. If none
+// is, such as after a flush, instead counts. Addresses of hosts do not count: they come and go.
+func Lacks(n *loader.Namespace, instead lastgood.Policy) (lacks []Lack, path string, err error) {
+	policies, err := n.Policies()
+	if err != nil {
+		return nil, "", err
 	}
-	return r.lacks(n)
+	of := instead
+	if len(policies.Now) > 0 {
+		if of, err = Packed(policies.Now).Parse(); err != nil {
+			return nil, "", err
+		}
+	}
+	lacks, err = lacking(n, of.File)
+	return lacks, of.Path, err
 }
 
-// Lacking are the lacks of a policy while none is in force, such as after a flush.
-func Lacking(p lastgood.Policy, n *loader.Namespace) (lacks []Lack, err error) {
-	return (&Reader{file: p.File}).lacks(n)
-}
-
-func (r *Reader) lacks(n *loader.Namespace) (lacks []Lack, err error) {
+func lacking(n *loader.Namespace, f *policyfile.File) (lacks []Lack, err error) {
 	devices, err := netinfo.Devices()
 	if err != nil {
 		return nil, err
@@ -115,7 +153,7 @@ func (r *Reader) lacks(n *loader.Namespace) (lacks []Lack, err error) {
 		}
 	}
 	for _, d := range devices {
-		for _, t := range r.tables(d) {
+		for _, t := range tables(f, d) {
 			h := at[side{d.Index, t.Direction}]
 			if h != nil && h.State == loader.Detached {
 				continue
@@ -137,35 +175,12 @@ func (r *Reader) lacks(n *loader.Namespace) (lacks []Lack, err error) {
 	return lacks, nil
 }
 
-// read parses the policy in force, if it is another one than before.
-func (r *Reader) read(n *loader.Namespace) error {
-	policies, err := n.Policies()
-	packed := Packed(policies.Now)
-	if err != nil || bytes.Equal(packed, r.packed) {
-		return err
-	}
-	*r = Reader{}
-	if len(packed) == 0 {
+// tables are what a policy has for a device.
+func tables(f *policyfile.File, d netinfo.Device) []policy.Table {
+	if f == nil {
 		return nil
 	}
-	path, text, err := packed.Unpack()
-	if err != nil {
-		return err
-	}
-	f, err := policyfile.Parse(path, text)
-	if err != nil {
-		return err
-	}
-	*r = Reader{slices.Clone(packed), f, path}
-	return nil
-}
-
-// tables are what the policy has for a device.
-func (r *Reader) tables(d netinfo.Device) []policy.Table {
-	if r.file == nil {
-		return nil
-	}
-	tables, err := r.file.For(policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes})
+	tables, err := f.For(policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes})
 	if err != nil {
 		return nil // several patterns match it, so no command gives it rules
 	}

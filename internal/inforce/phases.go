@@ -4,16 +4,15 @@ import (
 	"bytes"
 
 	"github.com/shapectl/shapectl/internal/lastgood"
-	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // Phases are the policies that a device gets which appears: the one in force, and the one that is in force once the
 // pending change has reverted. Both are mine, unless the change that brought it is pending or has reverted. If no other
-// policy was in force before that change, the File is nil. parsed is Parsed, or remembers what that returned.
-func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(Packed) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
+// policy was in force before that change, the File is nil.
+func Phases(n *loader.Namespace, mine lastgood.Policy) (now, reverted lastgood.Policy, err error) {
 	last, err := n.Policies()
-	now, reverted = phases(last, mine, parsed)
+	now, reverted = phases(last, mine, func(p Packed) lastgood.Policy { return Parsed(p, mine) })
 	return now, reverted, err
 }
 
@@ -39,13 +38,9 @@ func phases(last loader.Policies, mine lastgood.Policy, parsed func(Packed) last
 
 // Parsed is a policy that was recorded: mine if it is that, or if this build cannot read it.
 func Parsed(packed Packed, mine lastgood.Policy) lastgood.Policy {
-	path, text, err := packed.Unpack()
-	if err != nil || bytes.Equal(text, mine.Text) {
+	p, err := packed.Parse()
+	if err != nil || bytes.Equal(p.Text, mine.Text) {
 		return mine
 	}
-	f, err := policyfile.Parse(path, text)
-	if err != nil {
-		return mine
-	}
-	return lastgood.Policy{File: f, Path: path, Text: text}
+	return p
 }

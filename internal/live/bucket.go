@@ -66,7 +66,7 @@ func (l *Limit) bucket(b maps.Bucket) Bucket {
 func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 	all, entries := make([][]Bucket, len(items)), make([]maps.Entry, len(items))
 	for i, it := range items {
-		entries[i] = it.Entry
+		entries[i] = *it.Entry
 		if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
 			all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}))
 		}

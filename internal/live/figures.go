@@ -133,13 +133,13 @@ func (s *Shadow) RefusedPercent() Value {
 // limited is false for no limit.
 func (it *Item) InForce() (rate, capacity uint64, limited bool) {
 	switch {
-	case it.Rate == policy.Unlimited:
+	case !it.limited:
 		return 0, 0, false
-	case it.Lease != nil:
-		part := it.Rule.Part(it.Lease.At(it.At))
-		return uint64(part.Rate), part.Capacity, part.Rate != policy.Unlimited
+	case it.Lease == nil:
+		return it.rate, it.capacity, true
 	}
-	return it.most(), it.Capacity, true
+	part := it.Rule.Part(it.Lease.At(it.At))
+	return uint64(part.Rate), part.Capacity, part.Rate != policy.Unlimited
 }
 
 // most is the rate of all packets that the rule lets through.
@@ -160,7 +160,7 @@ func (l *Limit) most() uint64 {
 func (it *Item) UsePercent() Value {
 	rate, _, limited := it.InForce()
 	use := it.UseBits()
-	if !limited || !use.Known || it.Scope() != "" {
+	if !limited || !use.Known || !it.single {
 		return Value{}
 	}
 	return Percent(uint64(use.N), rate)

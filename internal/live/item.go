@@ -17,7 +17,7 @@ type Key = history.Key
 // A Limit is a rule or pool as it is set. Readings share it until rules change.
 type Limit struct {
 	Key
-	maps.Entry
+	*maps.Entry
 	Place *Place
 	Above *Limit // the pool that it is within; nil for none
 
@@ -26,7 +26,13 @@ type Limit struct {
 	index     int         // in the items of a reading
 	guarantee uint32      // its id plus one; 0 for none
 	shadow    *maps.Entry // nil for none
+	// Each second all rules are compared. What that takes of the Entry is here, as all entries are too large for the CPU's cache.
+	isPool, limited, single bool   // single: no host, subnet or flow has a bucket of its own
+	rate, capacity          uint64 // without a lease, see InForce
 }
+
+// IsPool reports whether it is a pool.
+func (l *Limit) IsPool() bool { return l.isPool }
 
 // A Place is where limits are in force: a direction of a device, or the pools.
 type Place struct {
@@ -44,11 +50,12 @@ func placeOf(h *loader.Hook) Place {
 }
 
 // newLimit is a rule or pool at a place.
-func newLimit(at *Place, e maps.Entry) Limit {
-	l := Limit{Entry: e, Place: at, Key: Key{Pool: e.Label.Name}}
+func newLimit(at *Place, e *maps.Entry) Limit {
+	l := Limit{Entry: e, Place: at, Key: Key{Pool: e.Label.Name}, capacity: e.Capacity, isPool: e.Rule.Pool, limited: e.Rate != policy.Unlimited}
 	if !e.Rule.Pool {
 		l.Key = Key{Device: at.Device, Direction: at.Direction.String(), Network: e.Prefix.String()}
 	}
+	l.rate, l.single = l.most(), l.Scope() == ""
 	return l
 }
 
@@ -110,9 +117,10 @@ type Item struct {
 	// Members does when a rule leaves the pool or goes.
 	LostPackets, LostBytes uint64
 
-	in     *Reading // nil if it was read alone
-	before *Counts  // what it had counted then; nil if it was not there, or was set anew since
-	lately Loss     // of a pool: Members since then
+	in      *Reading // nil if it was read alone
+	fullest float64  // in percent: the fullest bucket of its hosts, subnets or flows
+	before  *Counts  // what it had counted then; nil if it was not there, or was set anew since
+	lately  Loss     // of a pool: Members since then
 }
 
 // A Shadow is the limit that a rule proposes, and what it counted.
@@ -134,31 +142,29 @@ func (s *Shadow) Refused() (packets, bytes uint64) {
 // ReadLimit reads what is counted of a rule or pool alone: not what members of a pool lost.
 func ReadLimit(h *loader.Hook, e maps.Entry) Item {
 	at := placeOf(h)
-	l := newLimit(&at, e)
+	l := newLimit(&at, &e)
 	l.companions(h.Set.Store)
 	return l.read(h.Set.Store, maps.Now())
 }
 
 func (l *Limit) companions(s *maps.Store) {
-	if its, has := s.Guarantee(l.Entry); has {
+	if its, has := s.Guarantee(*l.Entry); has {
 		l.guarantee = its.ID + 1
 	}
-	if its, has := s.Shadow(l.Entry); has {
+	if its, has := s.Shadow(*l.Entry); has {
 		l.shadow = &its
 	}
 }
 
 func (l *Limit) read(s *maps.Store, now uint64) Item {
-	it := Item{Limit: l, Counts: Counts{Counters: s.Counters(l.ID)}, At: now}
+	counters, shared := s.Read(l.ID, now)
+	it := Item{Limit: l, Counts: Counts{Counters: counters}, At: now, Level: model.Bytes(shared.First)}
 	if l.guarantee != 0 {
 		c := s.Counters(l.guarantee - 1)
 		it.GuaranteedPackets, it.GuaranteedBytes = c.PassedPackets, c.PassedBytes
 	}
 	if l.Algorithm.HasColours() {
-		levels := s.SharedLevels(l.Entry, now)
-		it.Level, it.Second = model.Bytes(levels.First), model.Bytes(model.NewColoured(l.Rule).E(levels))
-	} else {
-		it.Level = model.Bytes(s.SharedLevel(l.Entry, now))
+		it.Second = model.Bytes(model.NewColoured(l.Rule).E(shared))
 	}
 	if l.HasLeases() {
 		if lease, ok := s.Pools().Lease(l.Prefix); ok {

@@ -19,7 +19,7 @@ type Name struct {
 // mean nothing: both may be egress, on different devices.
 type Side struct {
 	Device, Direction string
-	Rules             []*Limit
+	Rules             []int    // their places in the items of a reading
 	Pools             []*Limit // the ones above that rules with other names draw from, too
 	// Rate is the most that the rules and the pools of their own let through, in bit/s; not known for no limit, and where
 	// hosts, subnets or flows have a rate each.
@@ -96,7 +96,7 @@ func (n *Name) side(l *Limit) *Side {
 func (s *Side) has(l *Limit) bool { return l.Device == s.Device && l.Direction == s.Direction }
 
 func (s *Side) add(l *Limit) {
-	s.Rules = append(s.Rules, l)
+	s.Rules = append(s.Rules, l.index)
 	top := l
 	for top.Above != nil && top.Above.owner != "" && top.Above.owner == l.Who() {
 		top = top.Above
@@ -117,8 +117,8 @@ func (s *Side) add(l *Limit) {
 // mostOf is what a rule or pool lets through of a side at most, in bit/s; infinite for no limit.
 func (l *Limit) mostOf(s *Side) float64 {
 	limit := math.Inf(1)
-	if l.Rate != policy.Unlimited && l.Scope() == "" {
-		limit = float64(l.most())
+	if l.limited && l.single {
+		limit = float64(l.rate)
 	}
 	switch {
 	case !l.IsPool() && !s.has(l):
@@ -133,33 +133,28 @@ func (l *Limit) mostOf(s *Side) float64 {
 	return min(sum, limit)
 }
 
-// names are the rows of names.
-func (out *Reading) names(names []*Name, full map[*Item]float64) []Row {
-	rows := make([]Row, len(names))
-	for i, n := range names {
-		r := &rows[i]
-		if n.Name == "" {
-			*r = out.Items[n.Sides[0].Rules[0].index].row(full)
-			continue
-		}
-		*r = Row{Name: n, in: out, OfRate: -1, ExcessPercent: -1, Level: -1}
-		came := Loss{}
-		for _, s := range n.Sides {
-			use, measured := float64(0), false
-			for _, l := range s.Rules {
-				it := &out.Items[l.index]
-				one := it.row(full)
-				r.idle = r.idle || one.idle
-				r.Use, r.Dropped, r.Refusing = r.Use+one.Use, r.Dropped+one.Dropped, r.Refusing+one.Refusing
-				r.Level, r.ExcessPercent = max(r.Level, one.Level), max(r.ExcessPercent, one.ExcessPercent)
-				came.add(it.came())
-				use, measured = use+one.Use, measured || it.before != nil
-			}
-			r.OfRate = max(r.OfRate, s.ofRate(Value{use, measured}).Or(-1))
-		}
-		r.DroppedPercent = Percent(came.DroppedPackets, came.MatchedPackets).Or(-1)
+// name is the row of a name.
+func (out *Reading) name(n *Name) Row {
+	if n.Name == "" {
+		return out.Items[n.Sides[0].Rules[0]].row()
 	}
-	return rows
+	r := Row{Name: n, in: out, OfRate: -1, ExcessPercent: -1, Level: -1}
+	came := Loss{}
+	for _, s := range n.Sides {
+		use, measured := float64(0), false
+		for _, at := range s.Rules {
+			it := &out.Items[at]
+			one := it.row()
+			r.idle = r.idle || one.idle
+			r.Use, r.Dropped, r.Refusing = r.Use+one.Use, r.Dropped+one.Dropped, r.Refusing+one.Refusing
+			r.Level, r.ExcessPercent = max(r.Level, one.Level), max(r.ExcessPercent, one.ExcessPercent)
+			came.add(it.came())
+			use, measured = use+one.Use, measured || it.before != nil
+		}
+		r.OfRate = max(r.OfRate, s.ofRate(Value{use, measured}).Or(-1))
+	}
+	r.DroppedPercent = Percent(came.DroppedPackets, came.MatchedPackets).Or(-1)
+	return r
 }
 
 // A SideColumn is a column of a table of names.

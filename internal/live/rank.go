@@ -2,6 +2,7 @@ package live
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -132,7 +133,7 @@ func (r *Row) first() *Item {
 	if r.Item != nil {
 		return r.Item
 	}
-	return &r.in.Items[r.Name.Sides[0].Rules[0].index]
+	return &r.in.Items[r.Name.Sides[0].Rules[0]]
 }
 
 // All are the rule or pool, or the rules of a name.
@@ -151,8 +152,8 @@ func (r *Row) Of(s *Side) (all []*Item) {
 	if r.Item != nil {
 		return []*Item{r.Item}
 	}
-	for _, l := range s.Rules {
-		all = append(all, &r.in.Items[l.index])
+	for _, at := range s.Rules {
+		all = append(all, &r.in.Items[at])
 	}
 	return all
 }
@@ -235,59 +236,64 @@ func (r *Row) worse(o *Row) int {
 	return cmp.Or(c, cmp.Compare(max(o.ExcessPercent, 0), max(r.ExcessPercent, 0)), cmp.Compare(near(o), near(r)), cmp.Compare(o.Use, r.Use))
 }
 
-func (it *Item) row(full map[*Item]float64) Row {
+// row is the row of the item.
+func (it *Item) row() Row {
 	r := Row{Item: it, idle: !it.Place.InForce, Use: it.UseBits().Or(0), Dropped: it.DroppedBits().Or(0), Refusing: it.Refusing(), OfRate: it.UsePercent().Or(-1),
 		DroppedPercent: it.DroppedPercent().Or(-1), ExcessPercent: it.ExcessPercent().Or(-1), Level: it.FullPercent(it.Level).Or(-1)}
-	if fullest, some := full[it]; some && r.Level >= 0 {
-		r.Level = max(r.Level, fullest)
+	if r.Level >= 0 {
+		r.Level = max(r.Level, it.fullest)
 	}
 	return r
 }
 
 // Rows are those of a view. of is how many there were without Search and Top.
 func (out *Reading) Rows(v View) (rows []Row, of int) {
-	full := map[*Item]float64{}
-	for _, b := range out.Fullest {
-		full[b.Item] = max(full[b.Item], b.Percent)
-		if v.By == "bucket" && (v.Chosen == nil || v.Chosen(b.Item)) {
-			rows = append(rows, b.PartRow(Part{Bucket: b.Bucket, Full: known(b.Percent)}))
-		}
-	}
+	c := v.choice()
+	var r Row // one for all: most are not chosen
 	if v.By == "bucket" {
-		return v.Arrange(rows)
+		for _, b := range out.Fullest {
+			if v.Chosen == nil || v.Chosen(b.Item) {
+				r = b.PartRow(Part{Bucket: b.Bucket, Full: known(b.Percent)})
+				c.add(&r)
+			}
+		}
+		return c.first(), c.of
 	}
 	tree, picked := v.By == "tree" || v.By == "node", out.picked(v)
 	wants := func(it *Item) bool {
 		ofKind := v.Kind == "" || it.IsPool() == (v.Kind == "pool") || tree && it.Above != nil
 		return ofKind && (v.Chosen == nil || v.Chosen(it)) && (picked == nil || picked[it.Limit])
 	}
-	var all []Row
 	switch {
+	case tree:
+		return out.tree(wants, v)
 	case v.By != "name":
-		all = make([]Row, 0, len(out.Items))
 		for i := range out.Items {
 			if it := &out.Items[i]; wants(it) {
-				all = append(all, it.row(full))
+				r = it.row()
+				c.add(&r)
 			}
 		}
-	case v.Kind == "" && v.Chosen == nil && picked == nil:
-		all = out.names(out.scene.names(), full)
 	default:
-		all = out.names(out.scene.namesOf(func(l *Limit) bool { return wants(&out.Items[l.index]) }), full)
+		names := out.scene.names
+		if v.Kind != "" || v.Chosen != nil || picked != nil {
+			names = func() []*Name { return out.scene.namesOf(func(l *Limit) bool { return wants(&out.Items[l.index]) }) }
+		}
+		for _, n := range names() {
+			r = out.name(n)
+			c.add(&r)
+		}
 	}
-	if tree {
-		return out.tree(all, v)
-	}
-	return v.Arrange(all)
+	return c.first(), c.of
 }
 
 // Arrange leaves of rows what Search and Show want, and the first of them by the order. of is how many there were.
 func (v View) Arrange(all []Row) (rows []Row, of int) {
-	of = len(all)
-	if wanted := v.wanted(); wanted != nil {
-		all = slices.DeleteFunc(all, func(r Row) bool { return !wanted(&r) })
+	c := v.choice()
+	for i := range all {
+		c.add(&all[i])
 	}
-	return v.first(all), of
+	return c.first(), c.of
 }
 
 // picked are what Name and Of pick; nil for all.
@@ -314,39 +320,56 @@ func (out *Reading) picked(v View) map[*Limit]bool {
 	return some
 }
 
-// first are the first rows by the order, as many as Top says.
-func (v View) first(rows []Row) []Row {
-	o := orders[max(0, slices.IndexFunc(orders, func(o order) bool { return o.name == v.Sort }))]
-	compare := func(a, b *Row) int {
-		if o.name == Worst {
-			return worst(a, b)
-		}
-		return cmp.Or(o.compare(a, b), a.tie(b))
+// A choice takes the rows that Search and Show want, and of these the first ones by the order, as many as Top says.
+type choice struct {
+	most    int
+	wanted  func(*Row) bool // nil for all
+	compare func(a, b *Row) int
+	rows    []Row
+	of      int // how many rows there were
+}
+
+func (v View) choice() *choice {
+	c := &choice{most: v.Top, wanted: v.wanted(), compare: worst}
+	if o := orders[max(0, slices.IndexFunc(orders, func(o order) bool { return o.name == v.Sort }))]; o.name != Worst {
+		c.compare = func(a, b *Row) int { return cmp.Or(o.compare(a, b), a.tie(b)) }
 	}
-	if v.Top == 0 || v.Top >= len(rows) {
-		at := make([]int, len(rows)) // rows are large
-		for i := range at {
-			at[i] = i
-		}
-		slices.SortFunc(at, func(a, b int) int { return cmp.Or(compare(&rows[a], &rows[b]), a-b) })
-		sorted := make([]Row, len(rows))
-		for i, from := range at {
-			sorted[i] = rows[from]
-		}
-		return sorted
+	return c
+}
+
+func (c *choice) add(r *Row) {
+	c.of++
+	last := len(c.rows) - 1
+	switch full := c.most > 0 && len(c.rows) == c.most; {
+	case c.wanted != nil && !c.wanted(r), full && c.compare(r, &c.rows[last]) >= 0:
+		return
+	case c.most == 0: // they are sorted in the end
+		c.rows = append(c.rows, *r)
+		return
+	case full:
+		c.rows = c.rows[:last]
 	}
-	best := make([]Row, 0, v.Top+1) // of many rows, few are among the first
-	for i := range rows {
-		if r := &rows[i]; len(best) < v.Top || compare(r, &best[v.Top-1]) < 0 {
-			at := len(best)
-			for at > 0 && compare(r, &best[at-1]) < 0 {
-				at--
-			}
-			best = slices.Insert(best, at, *r)
-			best = best[:min(len(best), v.Top)]
-		}
+	at := len(c.rows)
+	for at > 0 && c.compare(r, &c.rows[at-1]) < 0 {
+		at--
 	}
-	return best
+	c.rows = slices.Insert(c.rows, at, *r)
+}
+
+func (c *choice) first() []Row {
+	if c.most > 0 {
+		return c.rows
+	}
+	at := make([]*Row, len(c.rows)) // rows are large
+	for i := range at {
+		at[i] = &c.rows[i]
+	}
+	slices.SortStableFunc(at, c.compare)
+	sorted := make([]Row, len(at))
+	for i, r := range at {
+		sorted[i] = *r
+	}
+	return sorted
 }
 
 // worst compares rows by Worst, of a tree by the worst row within them.
@@ -401,7 +424,16 @@ func (l *Limit) matches(word string, a netip.Addr) bool {
 }
 
 // tree are pools with what is within them below, each level in the order. What the search leaves has those above it.
-func (out *Reading) tree(all []Row, v View) (rows []Row, of int) {
+func (out *Reading) tree(wants func(*Item) bool, v View) (rows []Row, of int) {
+	var all []Row
+	if v.Of == "" && v.Name == "" {
+		all = make([]Row, 0, len(out.Items)) // rows are large
+	}
+	for i := range out.Items {
+		if it := &out.Items[i]; wants(it) {
+			all = append(all, it.row())
+		}
+	}
 	at := make([]*Row, len(out.Items)) // the row of an item
 	for i := range all {
 		at[all[i].index] = &all[i]
@@ -425,31 +457,20 @@ func (out *Reading) tree(all []Row, v View) (rows []Row, of int) {
 	for _, pool := range out.scene.pools {
 		lift(pool)
 	}
-	var grow func(r Row, depth int, whole bool)
 	wanted := v.wanted()
-	level := func(pool *Limit, depth int, whole bool) {
-		var below []Row
-		add := func(r *Row) {
-			if r != nil && (v.By != "node" || r.IsPool() && r.owner == "") {
-				below = append(below, *r)
+	ordered := v
+	if ordered.Search, ordered.Show = "", ""; wanted != nil {
+		ordered.Top = 0 // as some have no row
+	}
+	var grow func(r Row, depth int, whole bool)
+	level := func(below iter.Seq[*Limit], depth int, whole bool) {
+		c, left := ordered.choice(), v.Top
+		for l := range below {
+			if r := at[l.index]; r != nil && (v.By != "node" || r.IsPool() && r.owner == "") {
+				c.add(r)
 			}
 		}
-		if pool == nil {
-			for i := range all {
-				if above(all[i].Limit) == nil {
-					add(&all[i])
-				}
-			}
-		} else {
-			for _, l := range pool.members {
-				add(at[l.index])
-			}
-		}
-		ordered, left := v, v.Top
-		if wanted != nil {
-			ordered.Top = 0 // as some have no row
-		}
-		for _, r := range ordered.first(below) {
+		for _, r := range c.first() {
 			begin := len(rows)
 			if grow(r, depth, whole); len(rows) > begin {
 				if left--; left == 0 {
@@ -466,20 +487,24 @@ func (out *Reading) tree(all []Row, v View) (rows []Row, of int) {
 		whole = whole || wanted == nil || wanted(&r)
 		r.Depth = depth
 		if rows = append(rows, r); r.IsPool() && (v.Open == nil || wanted != nil || slices.Contains(v.Open, r.Key.Pool)) {
-			level(r.Limit, depth+1, whole)
+			level(slices.Values(r.members), depth+1, whole)
 		}
 		if !whole && len(rows) == begin+1 {
 			rows = rows[:begin]
 		}
 	}
-	if v.Under == "" {
-		level(nil, 0, false)
-		return rows, len(all)
-	}
-	for i := range all {
-		if all[i].Key.Pool == v.Under {
-			grow(all[i], 0, false)
+	if v.Under != "" {
+		if it := out.Find(Key{Pool: v.Under}); it != nil && at[it.index] != nil {
+			grow(*at[it.index], 0, false)
 		}
+		return rows, max(len(rows), 1)
 	}
-	return rows, max(len(rows), 1)
+	level(func(yield func(*Limit) bool) {
+		for i := range out.scene.limits {
+			if l := &out.scene.limits[i]; above(l) == nil && !yield(l) {
+				return
+			}
+		}
+	}, 0, false)
+	return rows, len(all)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -22,7 +23,6 @@ type Reader struct {
 
 	kept    loader.Kept
 	fullest maps.Fullest
-	inforce inforce.Reader
 	scene   *Scene
 	last    *Reading
 	old     *Reading // the one before
@@ -52,8 +52,8 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 	s.limits = make([]Limit, 0, count) // which does not move: limits point to each other
 	pools := map[policy.Within]*Limit{}
 	for i, of := range rules {
-		for _, e := range of {
-			n := len(s.limits)
+		for j := range of {
+			n, e := len(s.limits), &of[j]
 			s.limits, s.ofID[e.ID] = append(s.limits, newLimit(&s.places[i], e)), n
 			if s.limits[n].index = n; e.Rule.Pool {
 				pools[policy.Within(e.Label.Name)] = &s.limits[n]
@@ -224,7 +224,7 @@ func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
 	}
 	r.old, r.last = r.last, out
 	if what.Lacks && unread == nil {
-		out.Lacks, unread = r.inforce.Lacks(n)
+		out.Lacks, _, unread = inforce.Lacks(n, lastgood.Policy{})
 	}
 	return out, unread
 }
@@ -267,16 +267,18 @@ func (out *Reading) Add(store *maps.Store, what What) {
 		}
 	}
 	if what.Buckets {
-		entries := make([]maps.Entry, len(out.Items))
+		var each []*Item // those with several buckets
+		var entries []maps.Entry
 		for i := range out.Items {
 			it := &out.Items[i]
-			entries[i], it.ActiveBuckets = it.Entry, new(uint64)
-			if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
+			if it.ActiveBuckets = new(uint64); it.Each.Kind != policy.EachAll {
+				each, entries = append(each, it), append(entries, *it.Entry)
+			} else if it.Level|it.Second > 0 {
 				*it.ActiveBuckets = 1
 			}
 		}
 		for i := range store.Buckets(entries, maps.Now) {
-			*out.Items[i].ActiveBuckets++
+			*each[i].ActiveBuckets++
 		}
 	}
 }
@@ -284,13 +286,19 @@ func (out *Reading) Add(store *maps.Store, what What) {
 func (out *Reading) findFullest(store *maps.Store, n int, fullest *maps.Fullest) {
 	for _, b := range fullest.Find(store, n, maps.Now(), func(id uint32) *maps.Entry {
 		if it := out.of(id); it != nil {
-			return &it.Entry
+			return it.Entry
 		}
 		return nil
 	}) {
 		it := out.of(b.ID)
-		out.Fullest = append(out.Fullest, FullBucket{Item: it, Bucket: it.bucket(b.Bucket), Percent: b.Percent})
+		out.AddFullest(it, it.bucket(b.Bucket), b.Percent)
 	}
+}
+
+// AddFullest adds one of the fullest buckets.
+func (out *Reading) AddFullest(it *Item, b Bucket, percent float64) {
+	it.fullest = max(it.fullest, percent)
+	out.Fullest = append(out.Fullest, FullBucket{it, b, percent})
 }
 
 // of is the item with an id; nil for none.

@@ -276,7 +276,8 @@ func (s *Shadow) Item() *Item {
 	if s == nil {
 		return nil
 	}
-	return &Item{Limit: &Limit{Entry: maps.Entry{Rule: s.Rule}}, Counts: Counts{Counters: s.Counters}, Shadow: s}
+	l := newLimit(&Place{}, &maps.Entry{Rule: s.Rule})
+	return &Item{Limit: &l, Counts: Counts{Counters: s.Counters}, Shadow: s}
 }
 
 // OfShadow are all figures of a shadow.
@@ -378,7 +379,7 @@ func notZero(n uint64) *uint64 {
 	return &n
 }
 
-func (it *Item) isLimited() bool { return it.Rate != policy.Unlimited }
+func (it *Item) isLimited() bool { return it.limited }
 
 func (it *Item) ifLimited(n uint64) *uint64 {
 	if !it.isLimited() {

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/observe"
@@ -98,7 +99,10 @@ func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := e.scrape(r.Context())
 	defer s.Release()
 	others, _ := e.others.Gather() // what can be had of them
-	to, done := answer(w, r)
+	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
+	w.Header().Set("Content-Type", string(format))
+	w.Header().Set("Vary", "Accept")
+	to := expfmt.NewEncoder(w, format)
 	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Places()), len(s.Fullest), len(s.Lacks), 1))
 	s.write(p, e.o)
 	if e.o.RTTs != nil {
@@ -109,8 +113,8 @@ func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.err = to.Encode(family)
 		}
 	}
-	if p.err == nil {
-		done() // an error here, as the ones before, is that the client is gone
+	if c, ok := to.(expfmt.Closer); ok && p.err == nil {
+		c.Close() // an error here, as the ones before, is that the answer is too large
 	}
 }
 

@@ -1,10 +1,6 @@
 package metrics
 
 import (
-	"compress/gzip"
-	"io"
-	"net/http"
-	"strconv"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -76,39 +72,4 @@ func labelPairs(names []string, values ...string) []*dto.LabelPair {
 		labels[i] = &pairs[i]
 	}
 	return labels
-}
-
-// answer opens the answer to a request in the format and the compression that the client wants. done completes it.
-func answer(w http.ResponseWriter, r *http.Request) (to expfmt.Encoder, done func() error) {
-	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
-	w.Header().Set("Content-Type", string(format))
-	w.Header().Set("Vary", "Accept, Accept-Encoding")
-	var out io.Writer = w
-	finish := func() error { return nil }
-	if AcceptsGzip(r.Header) {
-		w.Header().Set("Content-Encoding", "gzip")
-		zip, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // which fails only for levels that do not exist
-		out, finish = zip, zip.Close
-	}
-	to = expfmt.NewEncoder(out, format)
-	return to, func() error {
-		if c, ok := to.(expfmt.Closer); ok {
-			if err := c.Close(); err != nil {
-				return err
-			}
-		}
-		return finish()
-	}
-}
-
-// AcceptsGzip reports whether the client of a request wants answers compressed by gzip. With a weight of 0, it does not.
-func AcceptsGzip(h http.Header) bool {
-	for part := range strings.SplitSeq(strings.Join(h.Values("Accept-Encoding"), ","), ",") {
-		coding, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
-		q, err := strconv.ParseFloat(strings.TrimPrefix(weight, "q="), 64)
-		if coding == "gzip" && (err != nil || q > 0) {
-			return true
-		}
-	}
-	return false
 }

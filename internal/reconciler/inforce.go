@@ -52,7 +52,7 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 	if r.file == "" {
 		return r.recorded(n)
 	}
-	now, reverted, err := inforce.Phases(n, r.policy, r.parsed)
+	now, reverted, err := inforce.Phases(n, r.policy)
 	if err != nil {
 		r.OnWarning(err)
 	}
@@ -81,7 +81,7 @@ func (r *Reconciler) recorded(n *loader.Namespace) (now, reverted lastgood.Polic
 		if len(p) == 0 {
 			return nothing("")
 		}
-		return r.parsed(p)
+		return inforce.Parsed(p, r.policy)
 	}
 	return of(last.Now), of(last.Reverted)
 }
@@ -98,16 +98,4 @@ func (r *Reconciler) adopt() error {
 	defer n.Close()
 	_, r.policy = r.recorded(n)
 	return nil
-}
-
-// parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.
-func (r *Reconciler) parsed(packed inforce.Packed) lastgood.Policy {
-	if last, found := r.applied[string(packed)]; found {
-		return last
-	}
-	p := inforce.Parsed(packed, r.policy)
-	if p.File != r.policy.File {
-		r.applied = map[string]lastgood.Policy{string(packed): p}
-	}
-	return p
 }

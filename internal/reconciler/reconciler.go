@@ -74,7 +74,6 @@ type Reconciler struct {
 	waits   map[string]bool // who waits for room for his guarantees
 	granted shapemaps.Stamp // of the rules among which guarantees were given
 
-	applied map[string]lastgood.Policy // the last one of parsed
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -112,7 +111,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	if r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false; len(p.Included()) > 0 {
+	if r.policy, r.unrecorded, r.undone = p, true, false; len(p.Included()) > 0 {
 		r.read = versions(file, p)
 	}
 	if p.Problem != nil {

@@ -44,10 +44,14 @@ func onEth0(r policy.Rule, c maps.Counters, level uint64) Rule {
 
 // remade is the rule with other figures or parameters.
 func remade(r Rule, change func(*live.Item)) Rule {
-	it, l, at := *r.Item, *r.Limit, *r.Place
-	it.Limit, l.Place = &l, &at
+	it, l, e, at := *r.Item, *r.Limit, *r.Entry, *r.Place
+	it.Limit, l.Entry, l.Place = &l, &e, &at
 	change(&it)
-	out := NewRule(&it)
+	changed := live.NewScene([]live.Place{at}, [][]maps.Entry{{e}}).Read(it.At, func(l *live.Limit) live.Item {
+		it.Limit = l
+		return it
+	})
+	out := NewRule(&changed.Items[0])
 	out.Sentence = it.Sentence()
 	return out
 }

@@ -2,12 +2,15 @@ package serve
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"mime"
 	"net/http"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -42,6 +45,8 @@ type Answer struct {
 	header http.Header
 	status int
 	text   bytes.Buffer
+	zip    *gzip.Writer // into text; nil for a client that does not take that
+	length int          // of the text before it was compressed
 	// Over means that the text is too large. It is then not sent, but an error.
 	Over bool
 }
@@ -56,14 +61,40 @@ func (a *Answer) Write(text []byte) (int, error) {
 		a.text.Reset()
 		return 0, errors.New("the answer is too large")
 	}
+	if a.length += len(text); a.zip != nil {
+		return a.zip.Write(text)
+	}
 	return a.text.Write(text)
 }
 
 // Discard forgets the text so far.
-func (a *Answer) Discard() { a.text.Reset() }
+func (a *Answer) Discard() {
+	a.length = 0
+	if a.text.Reset(); a.zip != nil {
+		a.zip.Reset(&a.text)
+	}
+}
 
 // Len is the size of the text so far.
-func (a *Answer) Len() int { return a.text.Len() }
+func (a *Answer) Len() int { return a.length }
+
+// zips are writers that are used again, as each takes a megabyte.
+var zips = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // which fails only for levels that do not exist
+	return w
+}}
+
+// acceptsGzip reports whether the client of a request wants answers compressed by gzip. With a weight of 0, it does not.
+func acceptsGzip(h http.Header) bool {
+	for part := range strings.SplitSeq(strings.Join(h.Values("Accept-Encoding"), ","), ",") {
+		coding, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
+		q, err := strconv.ParseFloat(strings.TrimPrefix(weight, "q="), 64)
+		if coding == "gzip" && (err != nil || q > 0) {
+			return true
+		}
+	}
+	return false
+}
 
 type bodyKey struct{}
 
@@ -145,13 +176,24 @@ func (s *Server) handle(kind int, next http.Handler, w http.ResponseWriter, r *h
 		return nil // it left while it waited
 	}
 	a := &Answer{header: w.Header(), status: http.StatusOK}
+	if acceptsGzip(r.Header) {
+		a.zip = zips.Get().(*gzip.Writer)
+		a.zip.Reset(&a.text)
+		defer zips.Put(a.zip)
+	}
 	next.ServeHTTP(a, r)
+	if a.zip != nil && a.length > 0 {
+		a.zip.Close() // to memory
+		a.header.Set("Content-Encoding", "gzip")
+	}
 	return a
 }
 
 // send sends an answer. A client that takes it slowly keeps no place, and is the first to go if there are many.
 func (s *Server) send(a *Answer, w http.ResponseWriter, r *http.Request) {
+	a.header.Add("Vary", "Accept-Encoding")
 	if a.Over {
+		a.header.Del("Content-Encoding")
 		Fail(w, http.StatusBadRequest, exitInput, "the answer has more than %d MB; ask for less", MaxAnswer>>20)
 		return
 	}

@@ -121,7 +121,6 @@ func forwarded(r *http.Request) bool {
 // Fail answers with an error as the commands print it with -j. A handler may have begun another answer before.
 func Fail(w http.ResponseWriter, status int, exitCode int, format string, args ...any) {
 	h := w.Header()
-	h.Del("Content-Encoding")
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Shapectl-Exit-Code", strconv.Itoa(exitCode))

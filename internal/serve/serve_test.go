@@ -98,8 +98,10 @@ func newRig(t *testing.T, with func(*Options)) *rig {
 	}))
 	r.s.Handle("GET /panic", Reads, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("of the test") }))
 	r.s.Handle("GET /large", Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		part := make([]byte, 1<<20)
+		rand.Read(part) // nobody compresses it
 		for range MaxAnswer>>20 + 1 {
-			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+			if _, err := w.Write(part); err != nil {
 				return
 			}
 		}
@@ -719,13 +721,22 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
+func TestAcceptsGzip(t *testing.T) {
+	for accept, want := range map[string]bool{
+		"gzip": true, "gzip;q=0": false, "gzip; q=0.000": false, "deflate, gzip;q=0.5": true, "": false, "x-gzip": false, "identity,gzip ;q=1": true,
+	} {
+		if got := acceptsGzip(http.Header{"Accept-Encoding": {accept}}); got != want {
+			t.Errorf("%q: %t", accept, got)
+		}
+	}
+}
+
 // TestFail sees that an error is what the commands print.
 func TestFail(t *testing.T) {
 	w := httptest.NewRecorder()
-	w.Header().Set("Content-Encoding", "gzip") // of the answer that it replaces
 	w.Header().Set("Shapectl-Exit-Code", "0")
 	Fail(w, 400, 1, "%s", "a <b>")
-	if h := w.Header(); h.Get("Content-Encoding") != "" || h.Get("Shapectl-Exit-Code") != "1" {
+	if h := w.Header(); h.Get("Shapectl-Exit-Code") != "1" {
 		t.Errorf("the header is %v", h)
 	}
 	if got := strings.TrimSpace(w.Body.String()); got != `{"error":"a <b>","exit_code":1}` || w.Code != 400 {

@@ -140,7 +140,7 @@ func reading(second int) *live.Reading {
 	r := readingOf(second, provider(second)...)
 	hosts := r.Find(live.Key{Device: "eth0", Direction: "egress", Network: "10.0.1.0/24"})
 	for i, level := range []uint64{14000, 9000, 300} {
-		r.Fullest = append(r.Fullest, live.FullBucket{Item: hosts, Bucket: live.Bucket{Name: fmt.Sprintf("10.0.1.%d", i+1), Bytes: level}, Percent: float64(level) / 150})
+		r.AddFullest(hosts, live.Bucket{Name: fmt.Sprintf("10.0.1.%d", i+1), Bytes: level}, float64(level)/150)
 	}
 	return r
 }
@@ -580,7 +580,7 @@ func TestHostileNames(t *testing.T) {
 			}
 			d.f.reading = func(second int) *live.Reading {
 				r := readingOf(second, rules...)
-				r.Fullest = []live.FullBucket{{Item: &r.Items[1], Bucket: live.Bucket{Name: "10.0.0.0"}, Percent: 50}}
+				r.AddFullest(&r.Items[1], live.Bucket{Name: "10.0.0.0"}, 50)
 				return r
 			}
 			d.read(2)

@@ -33,12 +33,6 @@ func (ls *limits) SharedLevel(e Entry, now uint64) uint64 {
 	return ls.level(e.ID, load(&ls.rule(e.ID).Shared), now)
 }
 
-// SharedLevels are the levels of both shared buckets of a rule with colours.
-func (ls *limits) SharedLevels(e Entry, now uint64) model.Levels {
-	second, _ := ls.Second(e)
-	return model.Levels{First: ls.SharedLevel(e, now), Second: ls.SharedLevel(second, now)}
-}
-
 // State is the state that a packet of flow would meet now. With Spilled, the table has no
 // room for its key, and the packet would be charged to the spill bucket.
 func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {

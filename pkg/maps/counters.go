@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -74,16 +75,26 @@ func (c Counters) Since(earlier Counters) Counters {
 }
 
 // Counters are the counters of the rule with that id.
-func (ls *limits) Counters(id uint32) (sum Counters) {
-	v := ls.current(id)
-	sum = ls.count(id, v)
+func (ls *limits) Counters(id uint32) Counters {
+	sum, _ := ls.Read(id, 0)
+	return sum
+}
+
+// Read is the counters of the rule with that id, and the levels of its shared buckets, in units: of a rule with colours both.
+// With --each they are those of the spill buckets.
+func (ls *limits) Read(id uint32, now uint64) (sum Counters, shared model.Levels) {
+	in := ls.phase()
+	v := ls.versionIn(id, in)
+	sum, shared.First = ls.count(id, v), ls.meterAt(v, now).Level(load(&ls.rule(id).Shared), now)
 	if v.Flags&params.Colours != 0 {
 		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
-		second := ls.count(v.AbiColdParams.Second, ls.current(v.AbiColdParams.Second))
+		id, v = v.AbiColdParams.Second, ls.versionIn(v.AbiColdParams.Second, in)
+		second := ls.count(id, v)
 		sum.YellowPackets, sum.YellowBytes, sum.RedPackets, sum.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
 		sum.GreenPackets, sum.GreenBytes = second.ExcessPackets-second.DroppedPackets, second.ExcessBytes-second.DroppedBytes
+		shared.Second = ls.meterAt(v, now).Level(load(&ls.rule(id).Shared), now)
 	}
-	return sum
+	return sum, shared
 }
 
 // count is Counters of a version without colours.

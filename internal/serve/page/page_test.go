@@ -224,7 +224,7 @@ func (f *fake) read() *live.Reading {
 		if it := &f.last.Items[i]; f.limits[it.ID].Each.Kind == policy.EachHost {
 			for n := range uint64(12) {
 				level := it.Capacity - n*n*500
-				f.last.Fullest = append(f.last.Fullest, live.FullBucket{Item: it, Bucket: live.Bucket{Name: fmt.Sprintf("10.0.0.%d", 7+n*3), Bytes: level}, Percent: 100 * float64(level) / float64(it.Capacity)})
+				f.last.AddFullest(it, live.Bucket{Name: fmt.Sprintf("10.0.0.%d", 7+n*3), Bytes: level}, 100*float64(level)/float64(it.Capacity))
 			}
 		}
 	}
