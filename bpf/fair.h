@@ -143,8 +143,11 @@ __noinline int keep_clocks(__u32 cpu)
  * drained at its part of now. */
 static __always_inline void forgive_debt(const struct stage *st, struct share *s, struct bucket *b)
 {
-	__u64 tat = READ_ONCE(b->tat), less;
+	__u64 tat, less;
 
+	if (!b)
+		return;
+	tat = READ_ONCE(b->tat);
 	less = on_wheel(s, most_debt(may_be_ahead(s, st->weight), READ_ONCE(b->tick)) / st->weight);
 	if (is_still(b, st->slot, tat) && __sync_val_compare_and_swap(&b->tat, tat, less) == tat)
 		move_weight(s, tat, less, st->weight);
@@ -156,6 +159,12 @@ static __always_inline __u64 seek_sharer(struct __sk_buff *skb, __u32 cpu, const
 	return seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold_of(params)->each_bits);
 }
 
+/* The word of the sharer of a stage; NULL for a new one. */
+static __always_inline struct bucket *sharer_of(const struct stage *st, struct rule *member)
+{
+	return st->flags & RULE_SHARE_MEMBER ? word_of(member, st->slot) : st->slot ? bucket_of(st->slot) : NULL;
+}
+
 /* Judges a packet in the bucket of a stage by its sharer. Keeps in the stage what its charge needs. */
 static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, struct stage *st,
 				       const struct params *params)
@@ -164,25 +173,17 @@ static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct 
 	const struct cold_params *cold = cold_of(params);
 	struct share *s = share_of(st->share);
 	enum share_verdict verdict;
-	struct bucket *b = NULL;
 
 	if (!s)
 		return WITHIN_SHARE;
 	if (!(w->again & KEPT_CB) && w->now - READ_ONCE(s->last) >= cold->step)
 		return SHARE_LATE;
 	st->weight = weight_of(w, i, member);
-	if (st->flags & RULE_SHARE_MEMBER) {
-		st->slot = params->salt;
-		b = word_of(member, params->salt);
-	} else {
-		st->slot = seek_sharer(skb, cpu, params);
-		if (st->slot)
-			b = bucket_of(st->slot);
-	}
-	verdict = judge(w, st, s, params, b);
+	st->slot = st->flags & RULE_SHARE_MEMBER ? params->salt : seek_sharer(skb, cpu, params);
+	verdict = judge(w, st, s, params, sharer_of(st, member));
 	st->load = w->load;
-	if (verdict == BEYOND_DEBT && b)
-		forgive_debt(st, s, b);
+	if (verdict == BEYOND_DEBT)
+		forgive_debt(st, s, sharer_of(st, member));
 	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS)) ||
 	    !ecn_of(skb, w->ip))
 		return verdict;

@@ -348,6 +348,7 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 						const struct params *params, const struct bucket *b)
 {
 	__u64 ahead = b ? ahead_of(s, READ_ONCE(b->tat)) * st->weight : 0, own = (__u64)w->bytes << FAIR_BITS, most, may, free, debt;
+	const __u32 largest = b ? READ_ONCE(b->tick) : 0;
 	const __u64 small = 2ULL * SHARED_BYTES << FAIR_BITS;
 	enum load below = w->load;
 
@@ -369,7 +370,7 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 		w->load = HEAVY;
 	if (ahead <= may && free)
 		return WITHIN_SHARE;
-	debt = b ? most_debt(most, READ_ONCE(b->tick)) : 0;
+	debt = most_debt(most, largest);
 	if (ahead <= 2 * may && ahead <= debt)
 		return BEYOND_MARK;
 	w->load = HEAVY;
