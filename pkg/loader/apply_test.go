@@ -254,7 +254,7 @@ func TestSwitchedUnderFlood(t *testing.T) {
 		both, six   bool // both directions; IPv6
 		full, short int  // number of switches, reverts included
 	}{
-		{"tcx", TCX, together, false, false, 1000, 60},
+		{"tcx", TCX, together, false, false, 200, 60},
 		{"clsact, both directions, IPv6", Clsact, others, true, true, 100, 20},
 		// With keys a change takes ten times as long, because it reads a large table.
 		{"tcx, both directions, keys", TCX, shared, true, false, 40, 10},
