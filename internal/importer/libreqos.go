@@ -192,7 +192,7 @@ func (s *shapedDevices) read() error {
 	case s.err != nil:
 		return s.err
 	case !s.SkipBad && len(s.errors) > 0:
-		return s.errors
+		return fmt.Errorf("%w; --skip-bad leaves out rows that cannot be read", s.errors)
 	}
 	for _, e := range s.errors {
 		s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
