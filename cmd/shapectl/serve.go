@@ -192,11 +192,25 @@ func onlyRunning(r *http.Request) bool { return r.URL.Query().Get("running") == 
 // topAccess is what a request to top takes.
 func (a *api) topAccess(r *http.Request) serve.Access {
 	given := r.URL.Query()
-	if !looks(given) || given["rtt"] != nil && given["by"] == nil && (a.env.rtts != nil || onlyRunning(r)) {
-		return serve.Reads
+	if looks(given) {
+		if given["rtt"] != nil && given["by"] == nil && (a.env.rtts != nil || onlyRunning(r)) {
+			return serve.Reads
+		}
+		return serve.Measures
 	}
-	return serve.Measures
+	view, err := topView(given)
+	rows := view.Top
+	if view.By == "tree" && view.Of == "" { // each pool has so many
+		rows = view.Most
+	}
+	if err != nil || rows == 0 || rows > manyRows {
+		return serve.Computes
+	}
+	return serve.Reads
 }
+
+// manyRows is how many rows an answer can have that takes little memory.
+const manyRows = 1000
 
 // topHandler answers with what rules and pools do now. All who ask share one reading a second.
 func (a *api) topHandler(shared *live.Shared) http.Handler {

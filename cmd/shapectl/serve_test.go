@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/serve"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -434,6 +436,20 @@ func FuzzRequestedLine(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTopAccess sees that a request whose answer may be large takes one of few places.
+func TestTopAccess(t *testing.T) {
+	for query, want := range map[string]serve.Access{
+		"": serve.Computes, "by=tree": serve.Computes, "by=tree&top=1": serve.Computes, "top=1001": serve.Computes, "once=true": serve.Computes,
+		"top=1000": serve.Reads, "by=tree&most=400": serve.Reads, "by=tree&of=pool+up&top=100": serve.Reads, "rtt=true&running=true": serve.Reads,
+		"by=host": serve.Measures, "rtt=true": serve.Measures,
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/api/v1/top?"+query, nil)
+		if got := (&api{&env{}}).topAccess(r); got != want {
+			t.Errorf("%q has access %d, not %d", query, got, want)
+		}
+	}
 }
 
 // TestServeWithoutRights sees that somebody who may not read the rules still has the sandbox.

@@ -29,9 +29,9 @@ const (
 
 var (
 	// mostAtOnce are the places of each kind. Changes would wait for each other anyway.
-	mostAtOnce = [places]int{8, 8, 32, 32, 4, 1, 1}
+	mostAtOnce = [places]int{8, 8, 32, 32, 4, 2, 1}
 	// waitForPlace is how long a request waits for a place, and a change for those before it.
-	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 5 * time.Second, 15 * time.Second}
+	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 15 * time.Second, 15 * time.Second}
 )
 
 // mostOfUser are the places for reading over the socket that a user may take, other than the owner.

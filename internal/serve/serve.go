@@ -48,7 +48,7 @@ type Access int
 const (
 	Static   Access = iota // everybody who can connect
 	Reads                  // over the socket, over the loopback device, or with the token
-	Computes               // as Reads: it takes much memory or time, so one request at a time
+	Computes               // as Reads: it takes much memory or time, so few requests at a time
 	Measures               // as Changes: it changes nothing, but packets pay for it
 	Changes                // root and the user of the server over the socket, or with the token
 )

@@ -505,8 +505,10 @@ func TestPlaces(t *testing.T) {
 		all.Go(func() { r.do(other, request{method: "GET", path: "/hold"}) })
 	}
 	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/measure"}) })
-	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/compute"}) })
-	for range mostAtOnce[readingTCP] + mostOfUser + 2 {
+	for range mostAtOnce[computing] {
+		all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/compute"}) })
+	}
+	for range mostAtOnce[readingTCP] + mostOfUser + 1 + mostAtOnce[computing] {
 		<-busy
 	}
 	var late sync.WaitGroup
