@@ -252,16 +252,17 @@ type decoder struct {
 func newDecoder(from io.Reader, match func(*Series) bool) (d *decoder, first time.Time, err error) {
 	d = &decoder{from: bufio.NewReader(from), match: match}
 	d.as = gob.NewDecoder(&d.coded)
-	first, d.every, err = readHeader(d.from)
-	d.good = int64(len(newHeader(first, d.every)))
+	if first, d.every, err = readHeader(d.from); err == nil {
+		d.good = int64(len(newHeader(first, d.every)))
+	}
 	return d, first, err
 }
 
 // damaged is how many bytes of a file of so many were not read because they are damaged. A block that its writer did not finish
-// is not: it is shorter than it says, and the last one.
-func (d *decoder) damaged(size int64) int64 {
+// is not: it is shorter than it says, and the last one. If it is also the first one, no other file follows.
+func (d *decoder) damaged(size int64, follows bool) int64 {
 	rest := size - d.good
-	if rest >= max(d.this, 1) || d.last > 0 && rest > 2*d.last {
+	if rest >= max(d.this, 1) || (d.last > 0 || follows) && rest > 2*d.last {
 		return rest
 	}
 	return 0

@@ -67,7 +67,7 @@ type Reading struct {
 	Slept   uint64    // ns that the host slept since boot: CLOCK_BOOTTIME less CLOCK_MONOTONIC
 	Samples []Sample
 
-	damaged int64 // bytes of the files since the reading before that could not be read
+	damaged string // says what of the files since the reading before could not be read; "" for nothing
 
 	boot  string        // the boot that Mono counts from
 	every time.Duration // usual time between two readings

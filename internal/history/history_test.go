@@ -245,6 +245,39 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestDamagedBeginning sees that a report says of a first file without readings that it is damaged.
+func TestDamagedBeginning(t *testing.T) {
+	r := record(t, Options{})
+	for i := range 50 {
+		r.after(tick, rule("a", uint64(i), 0))
+	}
+	r.Close()
+	name := filepath.Join(r.path, r.segments[0].name)
+	good, err := os.ReadFile(name)
+	testenv.Must(t, err)
+	r.open()
+	for i := range 3 {
+		r.after(tick, rule("a", uint64(50+i), 0))
+	}
+	for _, test := range []struct {
+		left    []byte
+		skipped int
+	}{
+		{nil, 0}, {good[:60], 60 - len(newHeader(noon, tick))}, {good[300:], len(good) - 300}, {bytes.Repeat([]byte("junk\n"), 100), 500}, {good, -1},
+	} {
+		testenv.Must(t, os.WriteFile(name, test.left, 0o600))
+		all, err := reader(t, r.History).Deliveries(Request{Since: noon, Until: r.now.Time, Name: "a"})
+		testenv.Must(t, err)
+		want := fmt.Sprintf("[12:00:00+8m30s damaged, %d bytes skipped]", test.skipped)
+		if test.skipped < 0 {
+			want = "[]"
+		}
+		if got := fmt.Sprint(gapsOf(all[0])); got != want {
+			t.Errorf("with %d bytes left, the gaps are %s, not %s", len(test.left), got, want)
+		}
+	}
+}
+
 // TestFiles sees that a second writer, other files, and those of another version are left alone.
 func TestFiles(t *testing.T) {
 	r := record(t, Options{})

@@ -61,15 +61,16 @@ func between(a, b *Reading) interval {
 	if it.step != 0 || it.hole != "" {
 		it.Begin = it.End.Add(-it.length)
 	}
+	it.hole = cmp.Or(it.hole, a.damaged) // which counts if a is the first
 	if it.length > longest(it.every) {
-		it.gap = cmp.Or(skipped(b.damaged), noReading)
+		it.gap = cmp.Or(b.damaged, noReading)
 	}
 	return it
 }
 
-// skipped is the reason of a gap with so many damaged bytes; "" for none.
-func skipped(bytes int64) string {
-	if bytes == 0 {
+// skipped is the reason of a gap with so many damaged bytes, or of files that have no reading left; "" for none.
+func skipped(bytes int64, lost bool) string {
+	if bytes == 0 && !lost {
 		return ""
 	}
 	return fmt.Sprintf("damaged, %d bytes skipped", bytes)
@@ -356,7 +357,7 @@ func changed(a, b *Series) (what []string) {
 
 // finish adds what is known at the end.
 func (d *delivering) finish(q *Request, damaged int64) {
-	d.until(q.Until, skipped(damaged))
+	d.until(q.Until, skipped(damaged, false))
 	d.settle(false)
 	s := d.series
 	d.IntervalNS, d.Each = uint64(d.every), "all"

@@ -81,7 +81,8 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 		}
 	}
 	r.damaged = 0
-	for _, name := range names {
+	lost := false // a file before has no reading
+	for i, name := range names {
 		f, err := r.root.Open(name)
 		if errors.Is(err, fs.ErrNotExist) { // it was deleted meanwhile
 			continue
@@ -95,12 +96,14 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 			if reading == nil {
 				break
 			}
-			if reading.damaged, r.damaged = r.damaged, 0; !reading.Time.After(until) {
+			reading.damaged = skipped(r.damaged, lost)
+			if r.damaged, lost = 0, false; !reading.Time.After(until) {
 				visit(reading)
 			}
 		}
 		if info, err := f.Stat(); err == nil {
-			r.damaged += d.damaged(info.Size())
+			r.damaged += d.damaged(info.Size(), i < len(names)-1)
+			lost = lost || d.last == 0
 		}
 		f.Close()
 	}
