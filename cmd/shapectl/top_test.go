@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
@@ -208,6 +210,26 @@ func TestTopWithoutATerminal(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
+}
+
+// TestTopOfUnreadableRules sees that rules that cannot be read are an error, as with show, and not no rules.
+func TestTopOfUnreadableRules(t *testing.T) {
+	r := newRig(t)
+	s := r.serve()
+	r.ok("set", "va", "egress", "any", "--rate", "1mbit")
+	s.ask(200, "top", "", `"of":2`)
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "g*", "rules"))
+	testenv.Must(t, err)
+	for _, path := range pins {
+		testenv.Must(t, os.Remove(path))
+	}
+	time.Sleep(2 * usualInterval) // all share the reading of one
+	for _, by := range []string{"network", "tree", "name"} {
+		s.ask(500, "top", "by="+by, "deleted the pin")
+	}
+	s.ask(500, "show", "", "deleted the pin")
+	r.refused(exitKernel, "deleted the pin", "show")
+	r.refused(exitKernel, "deleted the pin", "top", "--once")
 }
 
 // A terminal that can show no screen gets none.

@@ -195,6 +195,9 @@ func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
 		hooks = append([]*loader.Hook{pools}, hooks...)
 	}
 	defer func() { loader.CloseHooks(hooks) }()
+	if len(hooks) == 0 && unread != nil { // or it would look as if nothing were set
+		return nil, unread
+	}
 	out := NewScene(nil, nil).Read(maps.Now(), nil)
 	if len(hooks) > 0 {
 		store, generation, err := n.Maps()
