@@ -205,17 +205,24 @@ func argumentsOf(r *http.Request) (arguments, error) {
 
 // argumentsIn are the values in a body, a JSON object.
 func argumentsIn(body []byte) (arguments, error) {
-	var members map[string]any
+	wrong := errors.New("the body is not a JSON object")
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
-	if err := decoder.Decode(&members); err != nil || members == nil {
-		return nil, errors.New("the body is not a JSON object")
+	if begin, _ := decoder.Token(); begin != json.Delim('{') {
+		return nil, wrong
 	}
-	if _, err := decoder.Token(); err != io.EOF {
-		return nil, errors.New("the body has more than one JSON object")
-	}
-	given := arguments{}
-	for name, member := range members {
+	given, seen := arguments{}, map[string]bool{}
+	for decoder.More() {
+		token, err := decoder.Token()
+		name, _ := token.(string)
+		var member any
+		switch {
+		case err != nil || decoder.Decode(&member) != nil:
+			return nil, wrong
+		case seen[name]:
+			return nil, fmt.Errorf("%s was given twice; use a list for several values", strconv.Quote(name))
+		}
+		seen[name] = true
 		values, isList := member.([]any)
 		if !isList && member != nil {
 			values = []any{member}
@@ -228,6 +235,12 @@ func argumentsIn(body []byte) (arguments, error) {
 				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", strconv.Quote(name))
 			}
 		}
+	}
+	if end, _ := decoder.Token(); end != json.Delim('}') {
+		return nil, wrong
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return nil, errors.New("the body has more than one JSON object")
 	}
 	return given, nil
 }

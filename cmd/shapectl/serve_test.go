@@ -393,7 +393,8 @@ func TestArgumentsInABody(t *testing.T) {
 		`{}`: `{}`, ` {"a": "b", "c": [1.50, true, "x"], "d": null, "e": [], "": ""} `: `{"":[""],"a":["b"],"c":["1.50","true","x"]}`,
 		`{"a": {"b": 1}}`: "neither", `{"a": [["b"]]}`: "neither", `{"a": [{}]}`: "neither",
 		``: "not a JSON object", `null`: "not a JSON object", `["a"]`: "not a JSON object", `{"a"}`: "not a JSON object", `{"a": 1`: "not a JSON object",
-		`{1: 2}`: "not a JSON object", `{"a": [1 2]}`: "not a JSON object", `{} {}`: "more than one", `{}]`: "more than one",
+		`{1: 2}`: "not a JSON object", `{"a": [1 2]}`: "not a JSON object", `{"a": 1,}`: "not a JSON object", `{"a": 1 "b": 2}`: "not a JSON object", `{"a": null, "b": 1, "\u0061": 2}`: `"a" was given twice`,
+		`{} {}`: "more than one", `{}]`: "more than one",
 	} {
 		given, err := argumentsIn([]byte(body))
 		got, _ := json.Marshal(given)
