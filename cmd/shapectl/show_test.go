@@ -32,8 +32,8 @@ func TestHasPart(t *testing.T) {
 			t.Errorf("%q: %v", text, !has)
 		}
 	}
-	if !hasPart("becker", "beck") || hasPart("", "beck") {
-		t.Error("beck is a part of becker, and of nothing")
+	if !hasPart("becker", "beck") || hasPart("", "beck") || !hasPart("9677 77a", "77") || hasPart("9677", "77") {
+		t.Error("beck is a part of becker, and of nothing; 77 is none of 9677")
 	}
 }
 
