@@ -191,6 +191,8 @@ func (s *shapedDevices) read() error {
 	switch {
 	case s.err != nil:
 		return s.err
+	case s.SkipBad && len(s.errors) > 0 && len(s.order) == 0:
+		return fmt.Errorf("%w; no row can be read", s.errors)
 	case !s.SkipBad && len(s.errors) > 0:
 		return fmt.Errorf("%w; --skip-bad leaves out rows that cannot be read", s.errors)
 	}
