@@ -66,8 +66,8 @@ guarantees, and the exit code is 4. These get what the other guarantees leave, a
 guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl serve'
 gives the others theirs when there is room.
 
-With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
-a policy changes nothing.
+With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would, or make
+them unlimited. Such a policy changes nothing.
 
 If none of the devices exists, or has rules in the policy, all rules would be deleted. apply refuses that without
 --allow-empty. The policy 'devices: {}' deletes all rules.
@@ -104,7 +104,7 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 		o.maxRemove = s
 		_, err := atMost(s, 0)
 		return err
-	}}, "max-remove", "refuse to remove more rules and pools than this, or than this part of all")
+	}}, "max-remove", "refuse to lift more limits than this, or than this part of all rules and pools")
 	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list the devices that changed")
 	return cmd
 }
@@ -301,13 +301,13 @@ func atMost(s string, all int) (int, error) {
 	return int(most), nil
 }
 
-// checkRemoved returns an error if a change would remove more rules and pools than --max-remove allows.
-func (o *applyOptions) checkRemoved(removed, of int) error {
-	if most, err := atMost(o.maxRemove, of); err != nil || removed <= most {
+// checkLifted returns an error if a change would lift more limits than --max-remove allows.
+func (o *applyOptions) checkLifted(lifted, of int) error {
+	if most, err := atMost(o.maxRemove, of); err != nil || lifted <= most {
 		return err
 	}
-	return inputf("it would remove %d of %d rules and pools, more than --max-remove %s; nothing was changed; if the policy is complete, give a larger --max-remove, or leave it out",
-		removed, of, o.maxRemove)
+	return inputf("it would remove %d of %d rules and pools, or make them unlimited, more than --max-remove %s; nothing was changed; if the policy is complete, give a larger --max-remove, or leave it out",
+		lifted, of, o.maxRemove)
 }
 
 // warn writes the warnings of a valid policy.
@@ -348,7 +348,7 @@ func (e *env) apply(o applyOptions) error {
 		how := e.asked()
 		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
 		if o.maxRemove != "" {
-			how.Allow = o.checkRemoved
+			how.Allow = o.checkLifted
 		}
 		done, err := n.Apply(want.tables, how)
 		if err != nil {

@@ -90,14 +90,16 @@ func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 	}
 }
 
-// With --max-remove, a policy that lost its second half changes nothing.
+// With --max-remove, a policy that lost its second half, or its rates, changes nothing.
 func TestMaxRemove(t *testing.T) {
 	r := newRig(t)
 	const half = "devices: {va: {egress: {10.0.0.1: 1mbit, 10.0.0.2: 1mbit"
 	r.ok("apply", r.policy(half+", 10.0.0.3: 1mbit, 10.0.0.4: 1mbit}}}\n"))
-	before, torn := r.ok("export"), r.policy(half+"}}}\n")
+	before, torn, open := r.ok("export"), r.policy(half+"}}}\n"), r.policy(half+", 10.0.0.3: unlimited, 10.0.0.4: unlimited}}}\n")
 	for _, most := range []string{"1", "49%"} {
-		r.refused(exitInput, "it would remove 2 of 4 rules and pools, more than --max-remove "+most+"; nothing was changed", "apply", torn, "--max-remove", most)
+		for _, file := range []string{torn, open} {
+			r.refused(exitInput, "it would remove 2 of 4 rules and pools, or make them unlimited, more than --max-remove "+most, "apply", file, "--max-remove", most)
+		}
 	}
 	if after := r.ok("export"); after != before {
 		t.Errorf("it changed the rules to\n%s", after)

@@ -31,9 +31,10 @@ func explainCommand(e *env) *cobra.Command {
 		Short: "Say whether packets of an address pass now, what limits them, and why",
 		Long: `Say whether packets to and from an address pass now, and why. Nothing is charged or changed. NAME is the exact
 name of rules, or an ID in parentheses at its end, such as 10001 of 'School (10001)'; explain then takes an address from
-each of their networks. If a pool has the name, and no rule, explain says what limits the pool: itself, or one above. It
-shows what each uses, borrows and refuses, and who uses most within the pool. For a device, it explains the pools of its
-own, such as tap0 and tap0 ingress, or else its rules for any.
+each of their networks. If nothing but pools limits these rules, and these pools limit no others, or if a pool has the
+name, and no rule, explain says what limits the pools: themselves, or one above. It shows what each uses, borrows and
+refuses, and who uses most within a pool. For a device, it explains the pools of its own, such as tap0 and tap0 ingress,
+or else its rules for any. With --flow, it is always about a packet.
 
 First comes the answer: whether a packet passes, which rule or pool decides, and how long the packet waits, or until it
 would pass. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
@@ -262,6 +263,12 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
 	defer loader.CloseHooks(hooks)
 	questions, names := explain.Named(hooks, q)
+	if questions != nil && q.Flow == nil {
+		q.Name = questions[0].Name
+		if own := explain.OwnPools(hooks, q); own != nil && pools == nil {
+			return nil, own, err // what they do says more than the packets of each network
+		}
+	}
 	switch {
 	case len(questions) > mostExplained:
 		return nil, nil, inputf("%d rules have that name; explain takes at most %d; %s lists them", len(questions), mostExplained, e.suggest("show", q.Name))

@@ -366,7 +366,7 @@ func (want filterRules) ranks() func(policy.Label) int {
 	}
 }
 
-// hasPart reports whether a text has a part that does not end inside a number: vm3 is not in vm30.
+// hasPart reports whether a text has a part that neither begins nor ends inside a number: vm3 is not in vm30, nor 7 in vm17.
 func hasPart(text, part string) bool {
 	isDigit := func(s string, i int) bool { return i >= 0 && i < len(s) && s[i] >= '0' && s[i] <= '9' }
 	for from := 0; ; from++ {
@@ -374,7 +374,8 @@ func hasPart(text, part string) bool {
 		if at < 0 {
 			return false
 		}
-		if from += at; !isDigit(part, len(part)-1) || !isDigit(text, from+len(part)) {
+		from += at
+		if !(isDigit(part, len(part)-1) && isDigit(text, from+len(part)) || isDigit(part, 0) && isDigit(text, from-1)) {
 			return true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,7 @@ import (
 var version = "dev"
 
 func main() {
+	debug.SetGCPercent(200) // most commands end soon
 	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
 	os.Exit(e.run(os.Args[1:]))
 }

@@ -420,11 +420,19 @@ func TestNamedByID(t *testing.T) {
 	for _, network := range []string{"10.0.0.7", "2001:db8:7::/64"} {
 		r.ok("set", "va", "egress", network, "--within", "10001 down", "--name", "School (10001)")
 	}
-	for _, command := range [][]string{{"show", "10001"}, {"explain", "10001"}, {"set", "10001", "--rate", "4mbit"}} {
-		if out := r.ok(command...); !strings.Contains(out, "10.0.0.7") && !strings.Contains(out, "4mbit") {
-			t.Errorf("%q: %s", command, out)
+	for command, want := range map[string]string{
+		"show 10001": "10.0.0.7", "explain 10001": "pool 10001 down limited none", "explain 10001 --flow udp,192.0.2.1:1,10.0.0.7:2": "10.0.0.7/32 matches",
+		"set 10001 --rate 4mbit": "4mbit",
+	} {
+		if out := r.ok(strings.Fields(command)...); !strings.Contains(out, want) {
+			t.Errorf("%q does not say %q: %s", command, want, out)
 		}
 	}
+	r.ok("set", "va", "egress", "10.0.0.8", "--within", "10001 down") // the pool is no longer only theirs
+	if out := r.ok("explain", "10001"); !strings.Contains(out, "to 10.0.0.7") {
+		t.Errorf("explain of a name with a pool of several: %s", out)
+	}
+	r.ok("delete", "va", "egress", "10.0.0.8")
 	r.refused(exitInput, "did you mean '10001 down'?", "set", "10001 don", "--rate", "1mbit")
 	if r.ok("delete", "10001"); len(r.show()) > 0 {
 		t.Errorf("delete 10001 left %+v", r.show())

@@ -441,7 +441,6 @@ func (s *source) exitCodes() string {
 
 // environmentMeaning says what the variables are for.
 var environmentMeaning = map[string]string{
-	"GOGC":           "how much garbage `serve` keeps, in percent, as in other Go programs; default: 25",
 	"COLUMNS":        "width of text output; default: the terminal's",
 	"NO_COLOR":       "if it is set, `top` shows no colours",
 	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",

@@ -60,8 +60,9 @@ With --names, each name of rules has a line with both directions, summed up. A r
 and the pools that only it has let through; POOL is the one above, which it shares with others. FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
 With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
-is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost since these were
-set, whoever dropped them; REFUSED is what the pool dropped itself. Both are shares of all packets of these rules.
+is what passed beyond a guarantee. DROPPED of a pool is the share that the packets of all rules within it lost, whoever
+dropped them. Without --interval, it is left out if rules were set after the pool or before it. REFUSED is what the pool
+dropped itself, as a share of the packets that it passed or dropped.
 Columns without values are left out, and on a narrow screen without --wide also others, which a line below names. An
 argument that matches no device and no rule is an error (exit code 1).
 

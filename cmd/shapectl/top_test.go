@@ -181,8 +181,8 @@ func TestTopWithoutATerminal(t *testing.T) {
 	if len(top.Rules) != 1 || top.Rules[0].Name != "alice" || len(top.Fullest) != 0 {
 		t.Errorf("of alice: %+v", top)
 	}
-	for view, want := range map[string]string{"network": "mallory", "tree": "0 of 4; 4 idle", "name": "mallory"} {
-		if got := r.ok("top", "--once", "--interval", "100ms", "--by", view); !strings.Contains(got, want) {
+	for view, want := range map[string]string{"network": "mallory", "tree": "0 of 4; 4 idle", "name": "0 of 4; 4 idle", "name --sort name": "mallory"} {
+		if got := r.ok(append([]string{"top", "--once", "--interval", "100ms", "--by"}, strings.Fields(view)...)...); !strings.Contains(got, want) {
 			t.Errorf("by %s:\n%s", view, got)
 		}
 	}

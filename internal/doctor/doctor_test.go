@@ -481,6 +481,12 @@ func TestJudge(t *testing.T) {
 		{"a pool", func(f *Facts) { f.pool("a") }, nil, nil},
 		{"unused pools", func(f *Facts) { f.pool("a"); f.pool("b"); f.Netns = "blue" },
 			[]string{"note pools"}, []string{"no rule or pool is within a; ", "'shapectl -n blue delete a'"}},
+		{"the pool of a device that nothing is within", func(f *Facts) {
+			f.pool("eth0 egress").Label.Owner = policy.Owner{Device: "eth0"}
+			f.pool("a")
+		}, []string{"warning pools"}, []string{"limits nothing, as no rule is within it: eth0 egress; add any: {}", "shapectl delete 'eth0 egress'"}},
+		{"the pool of a deleted device", func(f *Facts) { f.pool("tap7").Label.Owner = policy.Owner{Device: "tap7", Whole: true}; f.pool("a") },
+			[]string{"note pools"}, nil},
 		{"a pool that only a pool is within", func(f *Facts) { f.pool("a"); f.pool("b").Within = "a" }, nil, nil},
 		{"pools that rules may be within which cannot be read", func(f *Facts) {
 			f.pool("a")

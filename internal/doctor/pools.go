@@ -56,14 +56,22 @@ func (f *Facts) index(device string) int {
 // checkPools finds pools that nothing draws from, that have only their safe share of a cluster's rate, or that no process
 // adapts to their line.
 func (f *Facts) checkPools() {
-	var unused, never, ended, adapting []string
+	var unused, ofDevices, never, ended, adapting []string
 	for _, n := range f.tree.Nodes {
 		o := n.Pool.Label.Owner
-		if len(n.Below)+len(n.Rules) == 0 && !(o.Host != "" && f.index(o.Device) != 0) {
+		switch present := f.index(o.Device) != 0; {
+		case len(n.Below)+len(n.Rules) > 0 || len(f.Unread) > 0: // rules that cannot be read may be within it
+		case !present:
 			unused = append(unused, n.Pool.Label.Name)
+		case o.Host == "":
+			ofDevices = append(ofDevices, n.Pool.Label.Name)
 		}
 	}
-	if unused != nil && len(f.Unread) == 0 { // rules that cannot be read may be within them
+	if ofDevices != nil {
+		f.say(nil, report.Warning, "pools", "the pool of a device or direction limits nothing, as no rule is within it: "+plain.List(ofDevices),
+			"add any: {} beside pool in the policy, or delete it: "+f.suggest("delete", ofDevices[0]))
+	}
+	if unused != nil {
 		f.say(nil, report.Note, "pools", "no rule or pool is within "+plain.List(unused),
 			"if that is not intended, set rules --within it, or delete it: "+f.suggest("delete", unused[0]))
 	}

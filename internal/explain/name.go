@@ -38,6 +38,31 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 	return questions, names
 }
 
+// OwnPools are the pools that alone limit all rules with the name of q, and limit no others; nil if something else does, or if any of
+// the rules is not in force.
+func OwnPools(hooks []*loader.Hook, q Question) (pools []string) {
+	mine, others := map[string]bool{}, map[string]bool{}
+	for _, h := range hooks {
+		for _, e := range h.Set.Rules() {
+			within := string(e.Rule.Within)
+			if e.Rule.CalledOn(h.Name()) != q.Name {
+				others[within] = true
+				continue
+			}
+			if e.Rule.Rate != policy.Unlimited || within == "" || !h.State.InForce() {
+				return nil
+			}
+			if !mine[within] {
+				mine[within], pools = true, append(pools, within)
+			}
+		}
+	}
+	if slices.ContainsFunc(pools, func(p string) bool { return others[p] }) {
+		return nil
+	}
+	return pools
+}
+
 // example returns an address of the network of a rule.
 func example(h *loader.Hook, network netip.Prefix) netip.Addr {
 	return exampleOf(network, func(a netip.Addr) netip.Prefix {

@@ -191,8 +191,10 @@ func (s *shapedDevices) read() error {
 	switch {
 	case s.err != nil:
 		return s.err
+	case s.SkipBad && len(s.errors) > 0 && len(s.order) == 0:
+		return fmt.Errorf("%w; no row can be read", s.errors)
 	case !s.SkipBad && len(s.errors) > 0:
-		return s.errors
+		return fmt.Errorf("%w; --skip-bad leaves out rows that cannot be read", s.errors)
 	}
 	for _, e := range s.errors {
 		s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)

@@ -316,6 +316,9 @@ func TestLibreQoSSkipsBad(t *testing.T) {
 		!strings.Contains(line, "line 3 (network") || !strings.Contains(line, "line 4 (a quote") || !strings.Contains(line, "line 5 (the text is not UTF-8") {
 		t.Errorf("%d rules; %s", i.Rules(), line)
 	}
+	if i, err := LibreQoS(File{"f", strings.NewReader(oldHeader + row("10.0.0", "1", "1"))}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true}); err == nil {
+		t.Errorf("a file without a good row: %+v", i)
+	}
 	torn := oldHeader + "1,\"Inn\n" + row("10.0.0.1", "1", "1") + "2,\"Farm\",1\n"
 	if i, err := LibreQoS(File{"f", strings.NewReader(torn)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true}); err == nil {
 		t.Errorf("an open quote swallows rows: %+v", i)

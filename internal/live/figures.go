@@ -94,22 +94,35 @@ func (it *Item) came() Loss {
 	return it.Offered()
 }
 
-// share is the share of some packets in that, in percent.
+// share is the share of some packets among those that the rule or pool itself passed or dropped.
 func (it *Item) share(part func(*Counts) uint64) Value {
-	n := part(&it.Counts)
-	if it.Interval > 0 {
-		n, _ = it.grew(part)
+	all := func(c *Counts) uint64 { return c.PassedPackets + c.DroppedPackets }
+	if it.Interval == 0 {
+		return Percent(part(&it.Counts), all(&it.Counts))
 	}
-	return Percent(n, it.came().MatchedPackets)
+	n, _ := it.grew(part)
+	whole, _ := it.grew(all)
+	return Percent(n, whole)
+}
+
+// SameBegin reports whether dropped packets were counted since the passed ones were. If the rules within a pool are younger or
+// older than it, they passed fewer or more packets. One percent may have come while all were read.
+func (it *Item) SameBegin() bool {
+	passed := it.Members.MatchedPackets - it.Members.DroppedPackets
+	less, more := min(passed, it.PassedPackets), max(passed, it.PassedPackets)
+	return !it.IsPool() || more-less <= more/100
 }
 
 // DroppedPercent is the share of dropped packets; of a pool, of those of all rules within it.
 func (it *Item) DroppedPercent() Value {
+	if it.Interval == 0 && !it.SameBegin() {
+		return Value{}
+	}
 	came := it.came()
 	return Percent(came.DroppedPackets, came.MatchedPackets)
 }
 
-// RefusedPercent is the share of the packets of all rules within a pool that the pool itself refused.
+// RefusedPercent is the share of packets that a pool refused itself, among those that it passed or refused.
 func (it *Item) RefusedPercent() Value {
 	if !it.IsPool() {
 		return Value{}

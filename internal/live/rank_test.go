@@ -115,6 +115,31 @@ func TestPoolsLoseWhatRulesLose(t *testing.T) {
 	}
 }
 
+// The shares of a pool are those of its own packets. What rules lost since another time is not shown beside what it passed.
+func TestPoolOlderThanItsRules(t *testing.T) {
+	of := func(passed, dropped uint64) live.Counts {
+		return live.Counts{Counters: maps.Counters{PassedPackets: passed, DroppedPackets: dropped, ExcessPackets: dropped}}
+	}
+	s := livetest.Scene(policy.Table{Rules: []policy.Rule{pool("up", "")}}, policy.Table{Device: "eth0", Rules: []policy.Rule{rule("10.0.0.1/32", "a", 8e6, "up")}})
+	for _, test := range []struct {
+		pool, rule live.Counts
+		same       bool
+	}{{of(200, 600), of(200, 600), true}, {of(199, 597), of(200, 600), true}, {of(200, 600), of(1, 9), false}, {of(200, 600), of(0, 0), false}, {of(1, 3), of(200, 600), false}} {
+		first := s.Read(1e9, livetest.Counted(map[string]live.Counts{"up": test.pool, "a": test.rule}))
+		it := first.Find(live.Key{Pool: "up"})
+		if it.RefusedPercent().N != 75 || it.ExcessPercent().N != 75 || it.SameBegin() != test.same || it.DroppedPercent().Known != test.same {
+			t.Errorf("%+v: refused %v, excess %v, dropped %v", test, it.RefusedPercent(), it.ExcessPercent(), it.DroppedPercent())
+		}
+		test.pool.PassedPackets, test.pool.DroppedPackets = test.pool.PassedPackets+10, test.pool.DroppedPackets+30
+		test.rule.PassedPackets, test.rule.DroppedPackets = test.rule.PassedPackets+10, test.rule.DroppedPackets+90 // 60 of them itself
+		second := s.Read(2e9, livetest.Counted(map[string]live.Counts{"up": test.pool, "a": test.rule}))
+		second.Since(first)
+		if it := second.Find(live.Key{Pool: "up"}); it.RefusedPercent().N != 75 || it.DroppedPercent().N != 90 {
+			t.Errorf("%+v over an interval: refused %v, dropped %v", test, it.RefusedPercent(), it.DroppedPercent())
+		}
+	}
+}
+
 // What is measured is not known of a rule that was set anew meanwhile.
 func TestSetAnew(t *testing.T) {
 	table := policy.Table{Device: "eth0", Rules: []policy.Rule{rule("10.0.0.1/32", "a", 8e6, "")}}

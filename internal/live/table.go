@@ -177,9 +177,9 @@ var Figures = []Figure{
 	value("yellow_bits_per_second", "rate of yellow packets"+now+", and without colours", func(it *Item) Value { _, yellow, _ := it.ColourBits(); return yellow }).head("YELLOW"),
 	value("red_bits_per_second", "rate of red packets"+now+", and without colours", func(it *Item) Value { _, _, red := it.ColourBits(); return red }).head("RED"),
 	value("use_percent", "`use_bits_per_second` in percent of the rate in force; null without `--interval`, and where several keys have that rate each", (*Item).UsePercent).head("OF RATE"),
-	value("dropped_percent", "dropped packets in percent of the offered ones"+sinceSet, (*Item).DroppedPercent).head("DROPPED"),
-	value("refused_percent", "packets that the pool itself refused in percent of the offered ones"+sinceSet+", and for a rule", (*Item).RefusedPercent).head("REFUSED"),
-	value("excess_percent", "excess and delayed packets in percent of the offered ones"+sinceSet, (*Item).ExcessPercent).head("EXCESS"),
+	value("dropped_percent", "dropped packets in percent of the offered ones"+sinceSet+", and without an interval for a pool whose rules were set at another time", (*Item).DroppedPercent).head("DROPPED"),
+	value("refused_percent", "packets that the pool itself refused in percent of those that it passed or refused"+sinceSet+", and for a rule", (*Item).RefusedPercent).head("REFUSED"),
+	value("excess_percent", "excess and delayed packets in percent of those that the rule or pool itself passed or dropped"+sinceSet, (*Item).ExcessPercent).head("EXCESS"),
 }
 
 // ShadowFigures are those of a shadow alone, beside the Figures that it has in common with rules.

@@ -61,6 +61,9 @@ func TestOwnPoolErrors(t *testing.T) {
 		{"pools: {up: 1mbit}\ndevices:\n  tap0: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n  tap1: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n", `1:9: pool "up": rate 1mbit is less than the guarantees`},
 		{"devices: {tap0: {pool: {rate: 1mbit, within: tap0 egress}, egress: {pool: 1mbit}}}\n", `pool "tap0 egress" is unknown`},
 		{"devices: {tap0: {pool: 1mbit}, eth0: {egress: {any: {within: tap0}}}}\n", `1:62: pool "tap0" is unknown`},
+		{"devices:\n  vm*: {egress: {pool: 1mbit, any: {}}}\n  vm7:\n    egress: {pool: 100mbit, any: {}}\n    ingress: {pool: 100mbit, match: dst}\n", "5:15: no rule is within this pool, so it limits nothing; add any: {} to ingress, or remove the pool"},
+		{"devices: {tap0: {pool: 1mbit, egress: {any: {rate: 1mbit, within: none}}}}\n", "1:18: no rule is within this pool, so it limits nothing; add egress: {any: {}} or ingress: {any: {}} to the device, or remove"},
+		{"devices: {tap*: {pool: 1mbit, egress: {pool: 1mbit}}}\n", "1:40: no rule is within this pool, so it limits nothing; add any: {} to egress"},
 	} {
 		_, err := Parse("p.yaml", []byte(test.text))
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -68,8 +71,8 @@ func TestOwnPoolErrors(t *testing.T) {
 		}
 	}
 	for _, test := range []struct{ text, device, want string }{
-		{"pools: {tap0: 1mbit}\ndevices: {tap*: {pool: 1mbit}}\n", "tap0", `p.yaml:2:18: pool "tap0" of the device is also in line 1; rename that one`},
-		{"devices: {'no*': {pool: 1mbit}}\n", "none", "p.yaml:1:19: a pool cannot be called none"},
+		{"pools: {tap0: 1mbit}\ndevices: {tap*: {pool: 1mbit, egress: {any: {}}}}\n", "tap0", `p.yaml:2:18: pool "tap0" of the device is also in line 1; rename that one`},
+		{"devices: {'no*': {pool: 1mbit, egress: {any: {}}}}\n", "none", "p.yaml:1:19: a pool cannot be called none"},
 	} {
 		_, _, err := mustParse(t, test.text).Tables([]Device{{Name: test.device, L2Bytes: 14}})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -82,14 +85,18 @@ func TestOwnPoolErrors(t *testing.T) {
 func TestDefaultsOfPools(t *testing.T) {
 	f := mustParse(t, `defaults: {rate: 1mbit, excess: ecn, capacity: 20kb, each: host, overhead: 4, weight: 7, shadow: 500kbit}
 pools: {a: 1mbit, b: {rate: 1mbit, excess: drop, within: a}}
-devices: {tap*: {defaults: {excess: delay, queue: 30kb}, pool: {rate: 1mbit, within: b}, egress: {pool: {rate: 1mbit, excess: drop}}}}
+devices: {tap*: {defaults: {excess: delay, queue: 30kb}, pool: {rate: 1mbit, within: b}, egress: {pool: {rate: 1mbit, excess: drop}, any: {rate: unlimited, each: all, excess: drop, overhead: 0, shadow: none}}}}
 `)
 	want := `pools:
   a: {rate: 1mbit, capacity: 20kb, excess: ecn}
   b: {rate: 1mbit, capacity: 20kb, within: a}
   tap0: {rate: 1mbit, capacity: 20kb, excess: delay, queue: 30kb, within: b, owner: tap0}
   tap0 egress: {rate: 1mbit, capacity: 20kb, within: tap0, owner: tap0 egress}
-devices: {}
+devices:
+  tap0:
+    egress:
+      0.0.0.0/0: {within: tap0 egress, weight: 7}
+      ::/0: {within: tap0 egress, weight: 7}
 `
 	if got := written(t, mustTables(t, f, Device{Name: "tap0", L2Bytes: 14})); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

@@ -107,6 +107,7 @@ func (r *reader) checkPools() {
 		}
 	}
 	tables, drawn := []policy.Table{pools}, map[policy.Within]bool{}
+	allRead := len(r.problems) == 0
 	for _, p := range r.pools {
 		drawn[p.rule.Within] = true
 	}
@@ -128,6 +129,11 @@ func (r *reader) checkPools() {
 			}
 			tables = append(tables, of)
 		}
+		for _, p := range s.own {
+			if allRead && !drawn[policy.Within(p.rule.Label.Name)] {
+				r.report(p.at, p.limitsNothing())
+			}
+		}
 	}
 	r.problems = append(r.problems, r.file.poolProblems(policy.NewTree(tables).Problems()...)...)
 	for name, p := range r.pools {
@@ -135,6 +141,15 @@ func (r *reader) checkPools() {
 			r.warned = append(r.warned, problem{p.at, fmt.Sprintf("nothing is within pool %s, also in the files that are included; correct the name, or remove it", shorten(name))})
 		}
 	}
+}
+
+// limitsNothing is the error for a pool of a device or direction that no rule draws from.
+func (p *pool) limitsNothing() string {
+	add := "any: {} to " + p.rule.Label.Owner.Direction.String()
+	if p.rule.Label.Owner.Whole {
+		add = "egress: {any: {}} or ingress: {any: {}} to the device"
+	}
+	return "no rule is within this pool, so it limits nothing; add " + add + ", or remove the pool"
 }
 
 func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {

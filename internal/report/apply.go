@@ -356,7 +356,11 @@ func (d Differences) SummaryText(all []ChangeSummary) func(io.Writer) error {
 		d.counts(text)
 		for _, s := range all {
 			first := fmt.Sprintf("  %-19s %6d  ", strings.TrimSpace(s.Change+" "+s.Option), s.Rules+s.Pools)
-			text.WriteString(plain.Fold(plain.List(plain.Lines(s.Names)), screenWidth, first, strings.Repeat(" ", len(first))))
+			names := plain.List(plain.Lines(s.Names))
+			if len(s.Names) != s.Rules+s.Pools {
+				names = fmt.Sprintf("of %d names: %s", len(s.Names), names)
+			}
+			text.WriteString(plain.Fold(names, screenWidth, first, strings.Repeat(" ", len(first))))
 		}
 		return text.Flush()
 	}

@@ -151,7 +151,7 @@ ap                           8mbit  7.90mbit      99%      25%
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
     above
 POOL OR RULE  DEVICE          RATE       USE  OF RATE  REFUSED
-ap                           8mbit  7.90mbit      99%      40%
+ap                           8mbit  7.90mbit      99%      30%
   home                       8mbit  4.00mbit      50%       0%
     10.0.0.8  eth0 egress  as pool  4.00mbit
     10.0.0.7  eth0 egress  as pool   400kbit

@@ -231,6 +231,9 @@ func cell(head string, right bool, of func(*Rule) string) column[Rule] {
 
 // figureText writes a figure, in the unit that its key has.
 func figureText(f *live.Figure, it *live.Item) string {
+	if f.Key == "dropped_packets" && !it.SameBegin() {
+		return ""
+	}
 	switch v := f.Of(it).(type) {
 	case string:
 		if v != (policy.Share{}).String() { // that nobody has a share goes without saying

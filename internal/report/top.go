@@ -254,7 +254,7 @@ func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
 		fmt.Fprintln(text, NoRows(v.By))
 	}
 	shown := rows
-	if v.By == "tree" {
+	if v.By == "tree" || v.By == "name" && v.Sort != "name" {
 		shown = active(rows)
 	}
 	writeRows(text, shown, v.By, width)

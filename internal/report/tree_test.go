@@ -48,7 +48,7 @@ func TestPoolTable(t *testing.T) {
 	same(t, "a table", text(t, Table{Rules: all, Of: len(all), Width: 80}.Text), `
 POOL    WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
-ap-10   uplink  100mbit                   0               100%      25%
+ap-10   uplink  100mbit                   0               100%     100%
 uplink          100mbit             3.00 GB                 0%       0%
 
 NAME   DEVICE        NETWORK          WITHIN          RATE
@@ -62,6 +62,19 @@ POOL  WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
 1 of 3 pools
 `)
+}
+
+// Drops since another time than that of the passed packets are shown nowhere.
+func TestOlderPool(t *testing.T) {
+	pool := remade(shownPool("up", "", 0, 3_000_000, 0), func(it *live.Item) { it.Members.MatchedPackets = 1000 })
+	for _, wide := range []bool{false, true} {
+		if got := text(t, Table{Rules: Rules{pool}, Of: 1, Width: 200, Wide: wide}.Text); strings.Contains(got, "DROP") || !strings.Contains(got, "REFUSED") {
+			t.Errorf("got\n%s", got)
+		}
+	}
+	if got := text(t, pool.Detail); strings.Contains(got, "dropped  ") {
+		t.Errorf("got\n%s", got)
+	}
 }
 
 // Below each pool comes what is within it.
@@ -82,7 +95,7 @@ uplink                                       100mbit             3.00 GB        
   ap-1                                       100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
     alice            eth0 egress   10.0.0.7   20mbit                   0
     2001:db8:7::/48  eth0 egress             as pool                   0
-  ap-10                                      100mbit                   0               100%      25%
+  ap-10                                      100mbit                   0               100%     100%
   10.0.0.7           eth0 ingress              1mbit                   0
 10.0.0.9             eth0 egress               1mbit                   0
 `)
@@ -96,7 +109,7 @@ uplink                               100mbit             3.00 GB                
     alice     eth0 egress  10.0.0.7   20mbit                   0
 3 of 7 limits
 `)
-	if got := tree(busyFor1s(all), live.View{Sort: "device"}, false, 100); !strings.Contains(got, " 20mbit  8.00mbit     8.0%  3.20mbit") {
+	if got := tree(busyFor1s(all), live.View{Sort: "device"}, false, 110); !strings.Contains(got, " 20mbit  8.00mbit     8.0%  3.20mbit") {
 		t.Errorf("measured:\n%s", got)
 	}
 }

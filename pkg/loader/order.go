@@ -149,11 +149,16 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 		return all, err // the last change can still be rolled back
 	}
 	if o.Allow != nil {
-		removed, have := 0, 0
+		lifted, have := 0, 0
 		for _, one := range all {
-			removed, have = removed+maps.Count(one.steps).Removed, have+len(one.have)
+			have += len(one.have)
+			for _, s := range one.steps {
+				if s.Have != nil && (s.Want == nil || s.Have.Limits() && !s.Want.Limits()) {
+					lifted++
+				}
+			}
 		}
-		if err := o.Allow(removed, have); err != nil {
+		if err := o.Allow(lifted, have); err != nil {
 			return all, err
 		}
 	}

@@ -42,6 +42,9 @@ type Rule struct {
 	Label     Label
 }
 
+// Limits reports whether a rule or pool limits anything, itself or by a pool.
+func (r *Rule) Limits() bool { return r.Rate != Unlimited || r.Within != "" }
+
 // CalledOn is the name of a rule or pool. A rule of a device that has none, and is for any address, is called as the device.
 func (r *Rule) CalledOn(device string) string {
 	if r.Label.Name == "" && r.Prefix.Bits() == 0 {
