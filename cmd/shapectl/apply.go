@@ -504,7 +504,9 @@ func rollbackCommand(e *env) *cobra.Command {
 		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment. Counters go on, and buckets keep their
-room. The answer says when the change was made.
+room. The answer says when the change was made. Devices that appeared since, and have their rules from 'shapectl
+serve', get those of the policy from before the change. If all devices that the change concerned were deleted, the
+exit code is 4.
 
 rollback is refused after another command has changed rules. If the change left devices or directions without
 rules, 'shapectl serve' frees their state after an hour. Then rollback is refused, too.`,
@@ -514,6 +516,8 @@ rules, 'shapectl serve' frees their state after an hour. Then rollback is refuse
 				done, err := n.Rollback()
 				if err != nil {
 					return err
+				} else if len(done) == 0 {
+					return e.degraded("rollback: the last change is undone, but no rule was changed: the devices that it concerned were deleted; to limit devices made since, run %s", e.suggest("apply", "OLDFILE"))
 				}
 				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done)}, false)
 			})

@@ -932,6 +932,23 @@ func TestRollbackAfterAnotherCommand(t *testing.T) {
 	}
 }
 
+// A rollback of a change to deleted devices alone does nothing, and says so.
+func TestRollbackAfterItsDeviceWasDeleted(t *testing.T) {
+	r := newRig(t)
+	policy := func(rate string) string {
+		return r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}, vc: {egress: {10.0.0.0/24: " + rate + "}}}\n")
+	}
+	testenv.Veth(t, "vc", "vd")
+	r.ok("apply", policy("2mbit"))
+	r.ok("apply", policy("3mbit"))
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vc")))
+	testenv.Veth(t, "vc", "vd")
+	if got := r.run("rollback"); got.code != exitDegraded || !strings.Contains(got.err, "no rule was changed: the devices that it concerned were deleted") || got.out != "" {
+		t.Errorf("rollback: %+v", got)
+	}
+	r.has("va egress 10.0.0.0/24 1000000")
+}
+
 // Devices that go while a change waits to be confirmed are in nobody's way.
 func TestDeviceGoesWhilePending(t *testing.T) {
 	t.Parallel()

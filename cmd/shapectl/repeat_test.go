@@ -102,7 +102,7 @@ func TestWhyNoChange(t *testing.T) {
 	a, b := r.policy(policyA), r.policy(policyB)
 	r.ok("apply", a)
 	set("2mbit")
-	says("another command changed rules since the last one")
+	says("another command or serve changed rules since the last one; to go back, apply the old policy")
 	r.ok("apply", a)
 	r.ok("rollback")
 	says("the last one was reverted already; what is set or deleted without --confirm cannot be undone")
@@ -113,7 +113,7 @@ func TestWhyNoChange(t *testing.T) {
 	r.ok("apply", b, "--confirm", "1h")
 	r.ok("confirm")
 	set("4mbit")
-	says("another command changed rules since the last one")
+	says("another command or serve changed rules since the last one; to go back, apply the old policy")
 }
 
 // What is so already is a success, and said.

@@ -72,8 +72,10 @@ Otherwise it warns, and sets no rules there. Devices whose rules could not be se
 If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
 and 'shapectl doctor' says so. When there is room, serve gives them, to the oldest device first.
 
-While a change of 'shapectl apply' is pending, a device that appears has the rules of the new policy, and after a
-revert those of the old one. serve deletes nothing until the change is confirmed or has reverted.
+A device that appears after a change of 'shapectl apply' has the rules of the new policy, and after a revert or
+rollback those of the old one. While the change is pending, serve deletes nothing, and a device that cannot have both
+waits, for example because their 'match' differs. Once the change is confirmed, the device gets the new rules alone. If
+they draw from pools, and the change concerns pools, it can then no longer be rolled back.
 
 serve reads FILE, the token and the certificate again on SIGHUP, and FILE when a device appears after the file was
 changed. While FILE is not valid, serve uses the copy in --last-good, or else the version that it read before. After a

@@ -59,13 +59,15 @@ func TestPhases(t *testing.T) {
 		{loader.Policies{Now: m}, "m "},
 		{loader.Policies{Now: o, Reverted: m}, "o m"},
 		{loader.Policies{Now: o}, "m m"},
+		{loader.Policies{Now: m, Reverted: o, Lasts: true}, "m o"},
+		{loader.Policies{Now: o, Reverted: m, Lasts: true}, "m m"},
 		{loader.Policies{Now: o, Reverted: o, Undone: m}, "o o"},
 		{loader.Policies{Undone: m}, " "},
 		{loader.Policies{Now: m, Reverted: m, Undone: o}, "m m"},
 	} {
 		now, reverted := phases(c.last, policies["m"], func(p Packed) lastgood.Policy { return policies[string(p)] })
 		if got := now.Path + " " + reverted.Path; got != c.want {
-			t.Errorf("%s: %q, not %q", c.last, got, c.want)
+			t.Errorf("%+v: %q, not %q", c.last, got, c.want)
 		}
 	}
 }

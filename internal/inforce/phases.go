@@ -8,7 +8,7 @@ import (
 )
 
 // Phases are the policies that a device gets which appears: the one in force, and the one that is in force once the
-// pending change has reverted. Both are mine, unless the change that brought it is pending or has reverted. If no other
+// last change has reverted. Both are mine, unless the change that brought it can revert or has reverted. If no other
 // policy was in force before that change, the File is nil.
 func Phases(n *loader.Namespace, mine lastgood.Policy) (now, reverted lastgood.Policy, err error) {
 	last, err := n.Policies()
@@ -25,7 +25,7 @@ func phases(last loader.Policies, mine lastgood.Policy, parsed func(Packed) last
 	}
 	if !bytes.Equal(last.Now, last.Reverted) {
 		now, reverted = of(last.Now), of(last.Reverted)
-		if now.File == mine.File || reverted.File == mine.File {
+		if now.File == mine.File || reverted.File == mine.File && !last.Lasts {
 			return now, reverted
 		}
 	}

@@ -32,7 +32,7 @@ func wantedOn(dev policyfile.Device, from lastgood.Policy, has []policy.Directio
 	return w, err
 }
 
-// A target is a device, what to apply, and what that shall be once the pending change has reverted.
+// A target is a device, what to apply, and what that shall be once the last change has reverted.
 type target struct {
 	dev     netinfo.Device
 	renamed bool // it has rules, which are to be those of its new name

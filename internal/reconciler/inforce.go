@@ -47,7 +47,7 @@ func (r *Reconciler) reattach() error {
 	return nil
 }
 
-// inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted.
+// inForce returns the policy in force for devices that appear, and the one that is once the last change has reverted.
 func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
 	if r.file == "" {
 		return r.recorded(n)
@@ -96,6 +96,9 @@ func (r *Reconciler) adopt() error {
 		return err
 	}
 	defer n.Close()
-	_, r.policy = r.recorded(n)
+	now, reverted := r.recorded(n)
+	if r.policy = now; n.Pending() != nil {
+		r.policy = reverted
+	}
 	return nil
 }

@@ -241,7 +241,7 @@ func (s *bpfState) noChange() error {
 	if err := s.readable(); err != nil {
 		return err
 	}
-	why := "another command changed rules since the last one"
+	why := "another command or serve changed rules since the last one; to go back, apply the old policy"
 	switch {
 	case s.store == nil:
 		why = "there are no rules"
@@ -253,7 +253,8 @@ func (s *bpfState) noChange() error {
 	return fmt.Errorf("%w: %s", ErrNoChange, why)
 }
 
-// Rollback reverts the last change, confirmed or not, on all hooks at one moment. The error wraps ErrTooLate, or wraps
+// Rollback reverts the last change, confirmed or not, on all hooks at one moment. It returns nothing if the devices that the
+// change concerned were deleted. The error wraps ErrTooLate, or wraps
 // ErrNoChange where there is none, or a single rule was changed since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
 	_, until, err := n.pins.lastChange()

@@ -124,20 +124,28 @@ func (p *pins) flush(o ApplyOptions, hooks []*Hook) error {
 }
 
 // ApplyNew brings tables into force on hooks without rules, and adds those of their pools and of the pools of hosts that
-// do not exist. Each hook has all its rules from the moment on that it is attached. The last change of other hooks can
-// still be reverted, unless it changed pools and these tables draw from some. ApplyNew returns what was done to hooks, also
-// with an error; nothing is done to a device that was deleted meanwhile.
+// do not exist. Each hook has all its rules from the moment on that it is attached. ApplyNew returns what was done to hooks,
+// also with an error; nothing is done to a device that was deleted meanwhile.
 //
-// reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
-// ErrPending if pools in the change rule that out. returns, which may be nil, tells which devices get the rules back that a deleted
+// reverted is what the tables shall be once the last change has reverted; nil if they shall stay. If pools in the change rule
+// that out, the error wraps ErrPending while it is pending. Later the tables stay, and if they draw from pools, a change of pools
+// cannot be rolled back any more. returns, which may be nil, tells which devices get the rules back that a deleted
 // device of that name had, with new counters. That takes no longer for many rules.
 func (n *Namespace) ApplyNew(tables, reverted []policy.Table, returns func(device string) bool) (done []Applied, err error) {
 	phases := [][]policy.Table{policy.WithoutGuarantees(tables)}
-	if reverted != nil && n.pins.state() == maps.Pending {
+	if _, _, none := n.pins.lastChange(); reverted != nil && none == nil {
 		phases = append(phases, policy.WithoutGuarantees(reverted))
 	}
 	o := ApplyOptions{beside: true, returns: returns}
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) {
+		all, err := planner{n}.plan(onNewHooks, o, phases...)
+		if err != nil && len(phases) > 1 && n.pins.state() != maps.Pending { // a limit counts more than a rollback
+			all.close()
+			phases = phases[:1]
+			all, err = planner{n}.plan(onNewHooks, o, phases...)
+		}
+		return all, err
+	}, o)
 	return all.done(func(o *order) bool { return o.State == Attached && !o.isPools() }), err
 }
 

@@ -14,7 +14,8 @@ const mostPolicy = 3<<20 - 1<<10 // which are 4 MiB of JSON
 // Policies are those that were applied, as KeepPolicy was given them; nil for one that is not known. Single rules may have been changed since.
 type Policies struct {
 	Now      []byte // in force
-	Reverted []byte // in force once the pending change has reverted
+	Reverted []byte // in force once the last change has reverted
+	Lasts    bool   // that change is not pending, but can be rolled back
 	Undone   []byte // the last one, if its change has reverted
 }
 
@@ -72,15 +73,15 @@ func (n *Namespace) Policies() (Policies, error) {
 func (s *bpfState) followPolicy(p policyRecord) Policies {
 	switch state := s.state(); {
 	case !p.ByChange:
-		return Policies{p.Now, p.Now, p.Undone}
-	case state == maps.Committed, s.store == nil: // another layout cannot be read
-		return Policies{p.Now, p.Now, nil}
-	case state == maps.Pending:
-		return Policies{p.Now, p.Before, nil}
+		return Policies{Now: p.Now, Reverted: p.Now, Undone: p.Undone}
+	case s.store == nil: // another layout cannot be read
+		return Policies{Now: p.Now, Reverted: p.Now}
+	case state == maps.Pending, state == maps.Committed:
+		return Policies{Now: p.Now, Reverted: p.Before, Lasts: state == maps.Committed}
 	case state == maps.Expired:
-		return Policies{p.Before, p.Before, p.Now}
+		return Policies{Now: p.Before, Reverted: p.Before, Undone: p.Now}
 	}
-	return Policies{p.Before, p.Before, p.Undone} // it has not begun
+	return Policies{Now: p.Before, Reverted: p.Before, Undone: p.Undone} // it has not begun
 }
 
 // state is that of the last change.

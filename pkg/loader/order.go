@@ -33,11 +33,11 @@ type order struct {
 	asIs  bool  // however it is attached, it stays so
 	gone  error // the device was deleted meanwhile, and this failed
 
-	reverts bool          // a change is pending, and these are new rules;
+	reverts bool          // the last change may revert, and these are new rules;
 	then    []policy.Rule // in place of those of want, once it has reverted
 }
 
-// wants are the rules of a phase: 0 is now, 1 once the pending change has reverted.
+// wants are the rules of a phase: 0 is now, 1 once the last change has reverted.
 func (o *order) wants(phase int) *[]policy.Rule {
 	if phase == 0 {
 		return &o.want.Rules
@@ -271,8 +271,8 @@ func (all orders) load() error {
 	}
 	for _, o := range all {
 		var err error
-		if o.reverts {
-			err = o.Set.LoadPending(wanted(steps(nil, o.then)), steps(o.then, o.want.Rules))
+		if now := steps(o.then, o.want.Rules); o.reverts && len(now) > 0 {
+			err = o.Set.LoadPending(wanted(steps(nil, o.then)), now)
 		} else if len(o.steps) > 0 {
 			err = o.Set.Load(wanted(o.steps))
 		}

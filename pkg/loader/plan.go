@@ -31,7 +31,7 @@ const (
 type planner struct{ *Namespace }
 
 // plan makes the orders for tables. A device that does not exist has none. A second list of tables is for after the revert of
-// the pending change.
+// the last change.
 func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (all orders, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 	return n.planDrawing(all, drawn[0])
 }
 
-// addTables adds what tables want in a phase: 0 is now, 1 once the pending change has reverted. With an error, it returns the table
+// addTables adds what tables want in a phase: 0 is now, 1 once the last change has reverted. With an error, it returns the table
 // that it is of.
 func (n planner) addTables(all orders, tables []policy.Table, phase int, which scope, o ApplyOptions) (orders, policy.Table, error) {
 	at := map[Side]*order{}
@@ -163,7 +163,7 @@ func (n planner) store(phase int) *maps.Store {
 	return n.pins.store.Reverted()
 }
 
-// checkPhases returns an error if one of the new pools is there, in another phase of the pending change.
+// checkPhases returns an error if one of the new pools is there, in another phase of the last change.
 func (n planner) checkPhases(all orders) error {
 	for phase := range 2 {
 		for _, p := range *all[0].wants(phase) {
@@ -266,8 +266,10 @@ func (o *order) planSteps(which scope, ofAll bool) {
 		parentsFirst(o.steps)
 	}
 	if o.reverts {
-		for i := range o.then { // there must be room for both
-			o.steps = append(o.steps, policy.Difference{Want: &o.then[i]})
+		for _, d := range (policy.Table{Rules: o.want.Rules}).Diff(policy.Table{Rules: o.then}) { // there must be room for both
+			if d.Want != nil {
+				o.steps = append(o.steps, policy.Difference{Want: d.Want})
+			}
 		}
 	}
 }

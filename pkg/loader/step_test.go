@@ -444,6 +444,9 @@ func (r *rig) state() (s state) {
 	defer n.Close()
 	policies, err := n.Policies()
 	testenv.Must(r.t, err)
+	if policies.Lasts {
+		policies.Reverted = policies.Now // a killed command may have ended the change
+	}
 	for i, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		h, err := n.Find("va", d)
 		testenv.Must(r.t, err)
@@ -467,7 +470,8 @@ func (r *rig) state() (s state) {
 		if how == Gone { // the rules may be attached to a new device with that name
 			how, s.gone = Attached, true
 		}
-		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t, policies: %s", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending, policies)
+		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t, policies: %s %s %s", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending,
+			policies.Now, policies.Reverted, policies.Undone)
 	}
 	return s
 }

@@ -98,7 +98,7 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 // does not end the last change; rules that take part in that must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(stepsTo(s, rules), atOnce, nil) }
 
-// LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
+// LoadPending is Load while a change can revert, for rules that are in force once it has reverted, and steps from these to
 // those that are in force now. No packet may see them yet.
 func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error {
 	k := s.Store.gather()

@@ -254,7 +254,7 @@ func (s *Store) Size() Size {
 	}
 }
 
-// Reverted is the store as it will be once the pending change has reverted, only to read it.
+// Reverted is the store as it will be once the last change has reverted, only to read it.
 func (s *Store) Reverted() *Store {
 	reverted := *s
 	reverted.after = true
