@@ -330,10 +330,10 @@ enum load {
 	LIGHT,	/* with the packet it is ahead by at most an eighth, or it is not active and the packet is small */
 };
 
-/* The load of a sharer if it is as small as a light one. */
-static __always_inline enum load load_if(const struct share *s, bool small)
+/* The load of a sharer if it is as small as a light one. Its packet must leave as much of the credit to smaller ones. */
+static __always_inline enum load load_if(const struct share *s, bool small, __u64 own)
 {
-	return small && (__s64)READ_ONCE(s->credit) > 0 ? LIGHT : MODEST;
+	return (__s64)READ_ONCE(s->credit) > (__s64)(2 * own) && small ? LIGHT : MODEST;
 }
 
 /*
@@ -353,11 +353,11 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 	enum load below = w->load;
 
 	if ((!ahead && own <= small) || (below == LIGHT && params->flags & RULE_SHARE_MEMBER)) {
-		w->load = load_if(s, true);
+		w->load = load_if(s, true, own);
 		return WITHIN_SHARE;
 	}
 	most = may = may_be_ahead(s, st->weight);
-	w->load = load_if(s, ahead + own <= may / 8);
+	w->load = load_if(s, ahead + own <= may / 8, own);
 	if (below != HEAVY) {
 		may *= 2;
 		if (own < small)

@@ -133,28 +133,35 @@ func TestLightFlows(t *testing.T) {
 	}
 }
 
-// A small flow loses nothing beside downloads, however large their packets are.
+// A small flow loses nothing beside downloads, however large their packets are, also where the access point above is the bottleneck.
 func TestLightBesideLarge(t *testing.T) {
-	for _, rate := range []policy.Rate{2e6, 10.5e6, 50e6} {
-		for _, downloads := range []int{1, 4, 16} {
+	for _, rate := range []policy.Rate{2e6, 10.5e6, 20e6, 50e6} {
+		for _, downloads := range []int{1, 4, 8, 16} {
 			for _, rtt := range []float64{5e4, 1e6, 2e7} { // ns
-				t.Run(fmt.Sprintf("%v/%d downloads/%v ns", rate, downloads, rtt), func(t *testing.T) {
-					t.Parallel()
-					for seed := range uint64(4) {
-						random := rand.New(rand.NewPCG(17, seed))
-						home := poolParty(rate, 0)
-						light := home.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}})
-						light.constant(random, 120, 60*120)
-						for range downloads {
-							home.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}}).reno(rtt * (0.7 + 0.6*random.Float64()))
+				for _, guarantee := range []policy.Guarantee{0, policy.Guarantee(rate) / 10} {
+					t.Run(fmt.Sprintf("%v/%d downloads/%v ns/guarantee %v", rate, downloads, rtt, guarantee), func(t *testing.T) {
+						t.Parallel()
+						for seed := range uint64(8) {
+							random := rand.New(rand.NewPCG(17, seed))
+							top := poolParty(rate, 0)
+							home := top
+							if seed%2 == 1 { // below a full access point
+								home = top.addPool(rate*5/2, guarantee)
+							}
+							light := home.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}})
+							light.constant(random, 120, 60*120)
+							for range downloads {
+								home.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}}).reno(rtt * (0.7 + 0.6*random.Float64()))
+							}
+							top.start()
+							home.share.ByMember = false
+							top.exchange(random, 20e9)
+							if light.got < light.sent {
+								t.Errorf("seed %d: %d of %d packets were lost", seed, (light.sent-light.got)/120, light.sent/120)
+							}
 						}
-						home.start()
-						home.exchange(random, 20e9)
-						if light.got < light.sent {
-							t.Errorf("%d of %d packets were lost", (light.sent-light.got)/120, light.sent/120)
-						}
-					}
-				})
+					})
+				}
 			}
 		}
 	}

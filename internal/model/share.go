@@ -236,12 +236,13 @@ const (
 // room for such ones. In a pool above another one, the load is that of the sharer below: if it is modest, the packet may be
 // ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the packet is always within
 // its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a flood of new sharers is not light
-// for long. Only shares of members bound the clock below, and so its credit. Judge sets the load to that for the pool above.
+// for long. A packet must leave as much of the credit to smaller ones. Only shares of members bound the clock below, and so its
+// credit. Judge sets the load to that for the pool above.
 func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) ShareVerdict {
 	ahead, may, below := s.AheadOf(*b)*weight, s.mayBeAhead(weight), *load
 	small := ahead == 0 && n <= 2*SharedBytes || below == Light && s.ByMember
 	*load = Modest
-	if (small || ahead+n<<FairBits <= may/8) && s.Credit > 0 {
+	if (small || ahead+n<<FairBits <= may/8) && s.Credit > int64(2*n<<FairBits) {
 		*load = Light
 	}
 	if small {

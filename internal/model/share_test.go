@@ -234,7 +234,7 @@ func TestLoadBeyondShare(t *testing.T) {
 	m := limit.Meter
 	s := &Share{ShareParams: limit.ShareParams()}
 	s.keepTime(m, 1e9, 0, nil)
-	s.Ahead, s.Most, s.Credit = 1<<40, math.MaxUint32, 1
+	s.Ahead, s.Most, s.Credit = 1<<40, math.MaxUint32, 1<<40
 	var b Sharer
 	s.Charge(&b, 1, 100)
 	load := Heavy
