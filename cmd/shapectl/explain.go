@@ -254,7 +254,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 			if hooks == nil && err == nil {
 				return nil, nil, inputf("%s", device.none())
 			}
-			if questions, _ = explain.Named(hooks, q); questions != nil {
+			if questions, _, _ = explain.Named(hooks, q); questions != nil {
 				return questions, nil, err
 			}
 			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
@@ -262,14 +262,10 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
 	defer loader.CloseHooks(hooks)
-	questions, names := explain.Named(hooks, q)
-	if questions != nil && q.Flow == nil {
-		q.Name = questions[0].Name
-		if own := explain.OwnPools(hooks, q); own != nil && pools == nil {
-			return nil, own, err // what they do says more than the packets of each network
-		}
-	}
+	questions, own, names := explain.Named(hooks, q)
 	switch {
+	case own != nil && pools == nil:
+		return nil, own, err // what they do says more than the packets of each network
 	case len(questions) > mostExplained:
 		return nil, nil, inputf("%d rules have that name; explain takes at most %d; %s lists them", len(questions), mostExplained, e.suggest("show", q.Name))
 	case questions != nil:

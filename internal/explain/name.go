@@ -11,8 +11,8 @@ import (
 )
 
 // Named returns a question for each rule of hooks that has q.Name or, see policy.FindName, that ID, about an address in its
-// network; and the names of all rules.
-func Named(hooks []*loader.Hook, q Question) (questions []Question, names []string) {
+// network; the pools, if they alone limit these rules, and limit no others, and the rules are in force; and the names of all rules.
+func Named(hooks []*loader.Hook, q Question) (questions []Question, own, names []string) {
 	rules := make([][]maps.Entry, len(hooks))
 	for i, h := range hooks {
 		rules[i] = h.Set.Rules()
@@ -21,11 +21,18 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 		}
 	}
 	q.Routes, q.Name = q.Device == "", policy.FindName(q.Name, slices.Values(names))
+	others, alone := map[string]bool{}, q.Flow == nil
 	for i, h := range hooks {
 		q.Device, q.Direction = h.Name(), &h.Direction
 		for _, e := range rules[i] {
+			within := string(e.Rule.Within)
 			if q.Name == "" || e.Rule.CalledOn(h.Name()) != q.Name {
+				others[within] = true
 				continue
+			}
+			alone = alone && e.Rule.Rate == policy.Unlimited && within != "" && h.State.InForce()
+			if !slices.Contains(own, within) {
+				own = append(own, within)
 			}
 			if q.Network = e.Prefix; q.Flow == nil {
 				q.Address = example(h, e.Prefix)
@@ -35,32 +42,10 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 			questions = append(questions, q)
 		}
 	}
-	return questions, names
-}
-
-// OwnPools are the pools that alone limit all rules with the name of q, and limit no others; nil if something else does, or if any of
-// the rules is not in force.
-func OwnPools(hooks []*loader.Hook, q Question) (pools []string) {
-	mine, others := map[string]bool{}, map[string]bool{}
-	for _, h := range hooks {
-		for _, e := range h.Set.Rules() {
-			within := string(e.Rule.Within)
-			if e.Rule.CalledOn(h.Name()) != q.Name {
-				others[within] = true
-				continue
-			}
-			if e.Rule.Rate != policy.Unlimited || within == "" || !h.State.InForce() {
-				return nil
-			}
-			if !mine[within] {
-				mine[within], pools = true, append(pools, within)
-			}
-		}
+	if !alone || slices.ContainsFunc(own, func(p string) bool { return others[p] }) {
+		own = nil
 	}
-	if slices.ContainsFunc(pools, func(p string) bool { return others[p] }) {
-		return nil
-	}
-	return pools
+	return questions, own, names
 }
 
 // example returns an address of the network of a rule.
