@@ -120,7 +120,7 @@ queues)
 		TestKilledSetup TestLost TestSetupKeepsFilters TestStateCounts
 	tests cmd/shapectl TestDelayRefused TestSetupFQ TestPatternsRemoveFQs TestQdiscReplacedSince TestLimitsOfFQ TestConfiguredQdisc \
 		TestWatchSetsUpFQ TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb TestIfbGoesWithItsDevice TestApplyHoldsBack \
-		TestKilledBetween TestLineSetsUpFQ TestLineLeavesOtherDevices TestLineOffBesideOthers
+		TestLineSetsUpFQ TestLineLeavesOtherDevices TestLineOffBesideOthers
 	;;
 traffic)
 	make_pair kernels

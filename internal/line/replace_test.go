@@ -109,7 +109,7 @@ func TestConflicts(t *testing.T) {
 			"eth0 egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl -n x delete eth0 egress 0.0.0.0/0'"},
 		{"a rule for all IPv6 in a pool", "pools: {p: 1mbit}\ndevices: {eth0: {ingress: {match: dst, '::/0': {within: p}}}}", own,
 			"eth0 ingress has a rule for ::/0 that this line did not make"},
-		{"a pool with that name", "devices: {eth0: {egress: {pool: 1mbit}}}", own,
+		{"a pool with that name", "devices: {eth0: {egress: {match: src, pool: 1mbit, 192.0.2.1: {}}}}", own,
 			`there is a pool "eth0 egress" that this line did not make`},
 		{"a pool of another line's name", "pools: {eth0 ingress: {rate: 1mbit, line: eth1, owner: br-lan egress tv}}\ndevices: {}", own,
 			`there is a pool "eth0 ingress" that this line did not make`},
