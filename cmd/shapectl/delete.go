@@ -160,7 +160,7 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 				answer = "limited by the rule for " + policy.NetworkText(next[0].Prefix)
 			} else if len(next) > 0 && next[0].Within != "" {
 				answer = "limited only by pool " + plain.Line(string(next[0].Within))
-			} else if r.Rate == policy.Unlimited && r.Within == "" {
+			} else if !r.Limits() {
 				continue
 			}
 			if of[answer] == nil {

@@ -153,10 +153,7 @@ Listed, but not imported: limits in packets, limits on more than an address or o
 iptables, limits whose excess packets jump to a chain, and limits in chains for NAT.`,
 		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
-		RunE: func(cmd *cobra.Command, given []string) error {
-			if cmd.Flags().Changed("device") && device == "" {
-				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
-			}
+		RunE: func(_ *cobra.Command, given []string) error {
 			return e.importFile("nft", given[0], func(ruleset importer.File) (importer.Imported, error) {
 				return importer.NFT(ruleset.Name, ruleset.Text, device)
 			})

@@ -217,7 +217,7 @@ func (l *Limits) metered() []Rule {
 	if l == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited && r.Within == "" })
+	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return !r.Limits() })
 }
 
 func prefixes(rules []Rule) string {

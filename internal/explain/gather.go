@@ -231,7 +231,7 @@ func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 		if !address.IsValid() || h.Device.Index != 0 && h.Device.Index == back.Route.Device.Index {
 			continue
 		}
-		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule, h.Name())) {
+		if e, found := h.Set.Match(address); found && (e.Limits() || p.named(e.Rule, h.Name())) {
 			f.Elsewhere = append(f.Elsewhere, Elsewhere{hookOf(h), e.Rule})
 		}
 	}
@@ -375,7 +375,7 @@ func ruleFor(n *view, h *loader.Hook, e maps.Entry, address netip.Addr, p *Packe
 	if e.Rate != policy.Unlimited {
 		r.Bucket = bucketFor(h, e, address, p.Flow)
 	}
-	if !e.Algorithm.HasColours() && (e.Rate != policy.Unlimited || e.Within != "") {
+	if !e.Algorithm.HasColours() && e.Limits() {
 		r.Stages = stagesFor(n, h.Set, e, h.Match(), p.Flow, address)
 		if r.Bucket != nil {
 			r.Bucket.State = r.Stages.Model[0].State

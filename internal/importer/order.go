@@ -113,7 +113,7 @@ func (s *collector) make() {
 			}
 			of.Each = l.Each.Canonical(r.prefix)
 		}
-		if of.Prefix, of.Label = r.prefix, r.label; of.Rate != policy.Unlimited || of.Within != "" || len(r.limits) == 0 {
+		if of.Prefix, of.Label = r.prefix, r.label; of.Limits() || len(r.limits) == 0 {
 			s.add(r.key, r.match, of, r.where)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -112,8 +113,8 @@ var Figures = []Figure{
 	{Key: "overhead_bytes", Type: isNumber, Doc: "bytes added to each packet", Of: func(it *Item) any { return int64(it.Framing.Overhead) }, Shadow: true},
 	number("mpu_bytes", "smallest size that a packet counts", func(it *Item) uint64 { return uint64(it.Framing.MPU) }).shadow(),
 	text("within", "pool that it draws from; empty for none", func(it *Item) string { return string(it.Within) }).head("WITHIN"),
-	optional("guarantee_bits_per_second", "rate that the pool always has for it; null without one", func(it *Item) *uint64 { return notZero(uint64(it.Guarantee)) }).as(OfAll).head("GUARANTEE"),
-	optional("waiting_guarantee_bits_per_second", "guarantee that waits for room in the pool; null if none does", func(it *Item) *uint64 { return notZero(uint64(it.Label.Waits)) }).as(OfAll),
+	optional("guarantee_bits_per_second", "rate that the pool always has for it; null without one", func(it *Item) *uint64 { return history.NotZero(uint64(it.Guarantee)) }).as(OfAll).head("GUARANTEE"),
+	optional("waiting_guarantee_bits_per_second", "guarantee that waits for room in the pool; null if none does", func(it *Item) *uint64 { return history.NotZero(uint64(it.Label.Waits)) }).as(OfAll),
 	number("members", "the most buckets that have the guarantee each; 0 unless it has several", func(it *Item) uint64 { return uint64(it.Rule.Members) }),
 	number("weight", "its weight among the shares of its pool", func(it *Item) uint64 { return uint64(it.Weight.Value()) }),
 	text("share", "who gets a fair share of the bucket, as in policies", func(it *Item) string { return it.Share.String() }).head("SHARE"),
@@ -168,7 +169,7 @@ var Figures = []Figure{
 	}},
 	optional("active_buckets", "hosts, subnets or flows whose bucket is not empty; null if unknown", func(it *Item) *uint64 { return it.ActiveBuckets }).as(OfRules).where((*Item).hasBuckets, "where hosts, subnets or flows have buckets of their own").head("BUCKETS"),
 	optional("active_sharers", "how many have a part of the fair shares now; null if unknown", func(it *Item) *uint64 { return it.ActiveSharers }).as(OfAll).head("SHARERS"),
-	optional("interval_ns", "time between the two samples of `--interval`; null without it", func(it *Item) *uint64 { return notZero(uint64(it.Interval)) }),
+	optional("interval_ns", "time between the two samples of `--interval`; null without it", func(it *Item) *uint64 { return history.NotZero(uint64(it.Interval)) }),
 	value("use_bits_per_second", "rate of the passed packets"+now, (*Item).UseBits).head("USE"),
 	value("dropped_bits_per_second", "rate of the dropped packets"+now, (*Item).DroppedBits),
 	value("refused_bits_per_second", "rate of the packets that the pool itself refused"+now+", and for a rule", (*Item).RefusedBits),
@@ -327,7 +328,7 @@ func clusterOf(c *policy.Cluster) any {
 	if c.Name == "" {
 		return nil
 	}
-	return Cluster{string(c.Name), c.Weight.Value(), notZero(uint64(c.Floor)), notZero(uint64(c.Share)), notZero(uint64(c.Safe))}
+	return Cluster{string(c.Name), c.Weight.Value(), history.NotZero(uint64(c.Floor)), history.NotZero(uint64(c.Share)), history.NotZero(uint64(c.Safe))}
 }
 
 // An Adapt is how a pool adapts its rate to the latency of its line.
@@ -370,13 +371,6 @@ func rate(r policy.Rate) *uint64 {
 		return nil
 	}
 	return new(uint64(r))
-}
-
-func notZero(n uint64) *uint64 {
-	if n == 0 {
-		return nil
-	}
-	return &n
 }
 
 func (it *Item) isLimited() bool { return it.limited }

@@ -174,7 +174,7 @@ func (s *Summary) Add(r Result) {
 			count(&s.RedPackets, &s.RedBytes, r.Bytes)
 		}
 	}
-	if rule.Rate == policy.Unlimited && rule.Within == "" {
+	if !rule.Limits() {
 		return
 	}
 	// Keys with excess are kept. There are few of them: each filled a bucket.

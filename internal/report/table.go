@@ -500,7 +500,7 @@ func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row]
 func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 	rows := rules.bucketRows()
 	if len(rows) == 0 {
-		_, err := fmt.Fprintln(w, "all buckets are empty")
+		_, err := fmt.Fprintln(w, NoRows("bucket"))
 		return err
 	}
 	text := bufio.NewWriter(w)
