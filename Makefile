@@ -2,7 +2,7 @@ PREFIX ?= /usr/local
 # A source tarball has no .git: the program then has the version in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 # Kernel tests mostly wait, so more packages than CPUs run at a time. `make lint` vets.
-TEST = -count=1 -vet=off -p 4 -timeout 40m
+TEST = -count=1 -vet=off -p 4 -timeout 90m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...

@@ -22,3 +22,18 @@ func Seed(tb testing.TB) uint64 {
 	tb.Logf("to repeat, set %s=%d", variable, seed)
 	return seed
 }
+
+// Rounds returns how often a test repeats what it draws at random: n times the environment variable SHAPECTL_ROUNDS. The
+// nightly tests set it, so that `make test` stays short.
+func Rounds(tb testing.TB, n int) int {
+	tb.Helper()
+	text, set := os.LookupEnv("SHAPECTL_ROUNDS")
+	if !set {
+		return n
+	}
+	times, err := strconv.Atoi(text)
+	if err != nil || times < 1 {
+		tb.Fatalf("SHAPECTL_ROUNDS is %q, not a number from 1", text)
+	}
+	return n * times
+}
