@@ -45,7 +45,8 @@ func TestSweep(t *testing.T) {
 	testenv.Must(t, <-ended)
 }
 
-// A device whose rules could not be applied gets them when they can be. One error is told of once.
+// A device whose rules could not be applied gets them when they can be. One error is told of once. It is the same if another
+// command has the lock for longer than the reconciler waits.
 func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
 	sweepEvery = 10 * time.Millisecond
@@ -56,7 +57,9 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	}
 	write("tap*: {egress: {any: 1mbit}}, '*0': {egress: {any: 1mbit}}")
 	applied, warnings := make(chan string, 10), make(chan error, 100)
-	r := &Reconciler{Options: loader.Options{BPFFS: testenv.BPFFS(t)}, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}}
+	options := loader.Options{BPFFS: testenv.BPFFS(t)}
+	r := &Reconciler{Options: options, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}}
+	r.Options.Patience = time.Millisecond
 	r.OnWarning = func(err error) { warnings <- err }
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
@@ -70,11 +73,17 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	if device := <-applied; device != "tap0" {
 		t.Errorf("rules of %s", device)
 	}
-	stop()
-	testenv.Must(t, <-ended)
 	if len(warnings) > 0 {
 		t.Errorf("it also warned: %v", <-warnings)
 	}
+	n, err := loader.Write(options)
+	testenv.Must(t, err)
+	testenv.Veth(t, "tap1", "y")
+	<-warnings
+	n.Close()
+	testenv.Eventually(t, "rules of tap1", func() bool { return len(applied) > 0 })
+	stop()
+	testenv.Must(t, <-ended)
 }
 
 // What appears is limited before anything is removed of what has gone.
