@@ -281,7 +281,7 @@ var stepped = []steppedCommand{
 
 // A command fails or is killed at its steps. The old rules are in force, or from some step on the new ones. The next
 // command works, and nothing is left over. A step is tested between the same two steps in one command at least; in a
-// command of many steps, a random eighth of all others.
+// command of many steps, a random sixteenth of all others.
 func TestStoppedAtAnyStep(t *testing.T) {
 	t.Parallel()
 	var tested sync.Map
@@ -357,7 +357,7 @@ func (s *stopped) test() {
 				continue
 			}
 			_, again := s.tested.LoadOrStore([4]string{how, before, at.name, after}, true)
-			if again && len(all.steps) > 20 && random.IntN(8) >= testenv.Rounds(s.t, 1) {
+			if again && len(all.steps) > 20 && random.IntN(16) >= testenv.Rounds(s.t, 1) {
 				continue
 			}
 			if !fresh {

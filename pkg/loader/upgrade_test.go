@@ -164,7 +164,7 @@ func TestUpgradeUnderFlood(t *testing.T) {
 		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
 		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast, leaky)
 		r.put(one, two)
-		f, rounds := r.offer(2*rate/8), testenv.Rounds(t, 3)
+		f, rounds := r.offer(2*rate/8), testenv.Rounds(t, 2)
 		for i := range rounds {
 			r.renewAsAnotherBuild()
 			if i == rounds/2 { // the table is created for the first time
@@ -198,7 +198,7 @@ func TestChangesUnderFlood(t *testing.T) {
 		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast)
 		r.put(one, two)
 		f := r.offer(2 * rate / 8)
-		for range testenv.Rounds(t, 40) {
+		for range testenv.Rounds(t, 25) {
 			r.put(rule("10.0.0.0/24", slower, leaky))
 			r.put(rule("10.0.0.0/24", fast))
 		}
