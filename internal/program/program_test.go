@@ -70,24 +70,39 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 	}
 }
 
-// The verifier accepts the programs for each kind of hook, with pools, with colours, and with both.
+// The verifier accepts the programs for each kind of hook, with pools, with colours, and with both. It looks at few
+// instructions, so they load quickly on any kernel.
 func TestVerifierAcceptsAll(t *testing.T) {
 	testenv.Root(t)
-	kinds, sizes := Kinds, []maps.Size{{Pools: true}, {Pools: true, Colours: true}, {}, {Colours: true}}
-	if testing.Short() {
-		kinds, sizes = 1, sizes[:2] // other kinds differ in constants, and other tests load what these programs have less
-	}
-	for _, size := range sizes {
+	for _, size := range []maps.Size{{}, {Pools: true}, {Colours: true}, {Pools: true, Colours: true, Affected: 8}} {
 		size.Rules, size.Buckets = 256, 1<<16
 		store, err := maps.New(size, bpf.AbiHook{})
 		testenv.Must(t, err)
 		defer store.Close()
-		for k := range kinds {
+		for k := range Kinds {
 			p, err := Load(store, k.Settings(store.Hook()))
 			if err != nil {
 				t.Fatalf("kind %d, %+v: %+v", k, size, err)
 			}
+			if n := verified(t, store, k, p); n > 50_000 {
+				t.Errorf("kind %d, %+v: the verifier looks at %d instructions", k, size, n)
+			}
 			p.Close()
 		}
 	}
+}
+
+// verified returns how many instructions the verifier looked at for the programs of a kind.
+func verified(t *testing.T, store *maps.Store, k Kind, p *ebpf.Program) (n uint32) {
+	t.Helper()
+	var climb *ebpf.Program
+	testenv.Must(t, store.Replacements()[bpf.ShapectlMapPrograms].Lookup(uint32(k), &climb))
+	defer climb.Close()
+	for _, p := range []*ebpf.Program{p, climb} {
+		info, err := p.Info()
+		testenv.Must(t, err)
+		looked, _ := info.VerifiedInstructions()
+		n += looked
+	}
+	return n
 }
