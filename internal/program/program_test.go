@@ -74,20 +74,23 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 // instructions, so they load quickly on any kernel.
 func TestVerifierAcceptsAll(t *testing.T) {
 	testenv.Root(t)
-	for _, size := range []maps.Size{{}, {Pools: true}, {Colours: true}, {Pools: true, Colours: true, Affected: 8}} {
+	for i, size := range []maps.Size{{Pools: true, Colours: true, Affected: 8}, {Pools: true}, {}, {Colours: true}} {
 		size.Rules, size.Buckets = 256, 1<<16
 		store, err := maps.New(size, bpf.AbiHook{})
 		testenv.Must(t, err)
 		defer store.Close()
 		for k := range Kinds {
+			if i > 0 && int(k)%3 != i-1 {
+				continue // a kind differs from another one only in constants
+			}
 			p, err := Load(store, k.Settings(store.Hook()))
 			if err != nil {
 				t.Fatalf("kind %d, %+v: %+v", k, size, err)
 			}
+			defer p.Close()
 			if n := verified(t, store, k, p); n > 50_000 {
 				t.Errorf("kind %d, %+v: the verifier looks at %d instructions", k, size, n)
 			}
-			p.Close()
 		}
 	}
 }
@@ -101,7 +104,10 @@ func verified(t *testing.T, store *maps.Store, k Kind, p *ebpf.Program) (n uint3
 	for _, p := range []*ebpf.Program{p, climb} {
 		info, err := p.Info()
 		testenv.Must(t, err)
-		looked, _ := info.VerifiedInstructions()
+		looked, ok := info.VerifiedInstructions()
+		if !ok {
+			testenv.Skip(t, "the kernel does not tell how many instructions it has verified")
+		}
 		n += looked
 	}
 	return n
