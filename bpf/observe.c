@@ -7,7 +7,7 @@
  * each pair runs before all other tcx programs of the device, the other behind them: a
  * packet that only the first one sees was dropped in between.
  *
- * rtt_before and rtt_behind follow TCP flows, docs/rtt.md. talkers_before and
+ * rtt_before and rtt_behind follow TCP flows, docs/watch.md. talkers_before and
  * talkers_behind count hosts or flows.
  */
 #include <linux/pkt_cls.h>

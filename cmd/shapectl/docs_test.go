@@ -83,9 +83,10 @@ func parsePage(lines []string) (steps []docStep, err error) {
 // docPages are all pages, relative to the top of the repository.
 func docPages(t *testing.T) (pages []string) {
 	t.Helper()
-	const top = "../.."
-	pages = []string{"README.md"}
-	err := fs.WalkDir(os.DirFS(top), "docs", func(path string, _ fs.DirEntry, err error) error {
+	top := os.DirFS("../..")
+	pages, err := fs.Glob(top, "*.md")
+	testenv.Must(t, err)
+	err = fs.WalkDir(top, "docs", func(path string, _ fs.DirEntry, err error) error {
 		if filepath.Ext(path) == ".md" {
 			pages = append(pages, path)
 		}
@@ -235,6 +236,31 @@ func TestDocLinks(t *testing.T) {
 			}
 		}
 	}
+}
+
+var docPath = regexp.MustCompile(`\bdocs/[a-z/-]+\.md\b`)
+
+// Pages that code, messages, units and examples name exist.
+func TestDocsNamedInFiles(t *testing.T) {
+	top := os.DirFS("../..")
+	err := fs.WalkDir(top, ".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && slices.Contains([]string{".git", "bin", "dist", "docs"}, path):
+			return fs.SkipDir
+		case !entry.Type().IsRegular() || filepath.Ext(path) == ".o":
+			return nil
+		}
+		text, err := fs.ReadFile(top, path)
+		for _, page := range docPath.FindAllString(string(text), -1) {
+			if _, err := fs.Stat(top, page); err != nil {
+				t.Errorf("%s names %s: %v", path, page, err)
+			}
+		}
+		return err
+	})
+	testenv.Must(t, err)
 }
 
 // anchors are the headings of a page, as links name them.

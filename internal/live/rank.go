@@ -82,7 +82,7 @@ func (r *Row) does(activity string) bool {
 var Views = []string{"network", "tree", "name", "node", "bucket"}
 
 // Worst is the order of what is not in force first. Then come those that drop, and pools that refuse, most now, those with
-// the largest share of excess packets, and those nearest to their rate. docs/top.md says so.
+// the largest share of excess packets, and those nearest to their rate. docs/watch.md says so.
 const Worst = "worst"
 
 // An order compares rows: figures from the largest on, names from the first on.

@@ -1,7 +1,7 @@
 // Package observe looks at packets beside the limits: how long round trips of TCP take and
 // what is sent again, and which hosts or flows send how much. Its programs are attached
 // only while a process looks. They change no packet, and the kernel removes them with the
-// process. docs/rtt.md says what is measured.
+// process. docs/watch.md says what is measured.
 package observe
 
 import (

@@ -311,7 +311,7 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Guarantee { return (*Guarantee)(&l.Adapt.Min) }, func(r *Rule) *Guarantee { return (*Guarantee)(&r.Adapt.Min) }, Option{
 		Name: "adapt-min", PoolOnly: true, Help: "adapt to the line's latency, down to this",
-		Doc:        "of a pool: the lowest rate to which [the latency of the line](../adapt.md) may lower the rate",
+		Doc:        "of a pool: the lowest rate to which [the latency of the line](../for/line.md#a-line-whose-rate-changes) may lower the rate",
 		DocDefault: "none: the rate does not adapt",
 		check:      checkAdaptMin,
 	}),

@@ -41,7 +41,7 @@ func (r Rule) Proposed() (proposed Rule, ok bool) {
 // shadowOption is the shadow of a limit. Its functions are set below, as they refer to Options.
 var shadowOption = &Option{
 	Name: "shadow", Help: "limit that only counts, such as rate=5mbit",
-	Doc: "a [proposed limit](../safe-changes.md#try-a-limit-without-dropping) that only counts what it would refuse; `none` removes that of defaults or a plan",
+	Doc: "a [proposed limit](../operations.md#try-a-limit-without-dropping) that only counts what it would refuse; `none` removes that of defaults or a plan",
 }
 
 func init() {

@@ -61,38 +61,3 @@ from_far() {
 	ip -n far route replace "$3/32" dev "$1" src "$2"
 	nsenter --net=/run/netns/far bash -c "$(declare -f send); send $3 $4 ${5-}"
 }
-
-# load ADDRESS...: sends to each of them until unload.
-load() {
-	local address
-	for address; do
-		send "$address" 10000000 1514 &
-	done
-	sleep 0.2
-}
-
-unload() {
-	# shellcheck disable=SC2046 # one word a process
-	kill $(jobs -p)
-	wait || true
-}
-
-# streams FILE: a capture of two UDP streams to 10.0.0.7 for 2 s, each of 20 Mbit/s: packets of 1514 bytes and of 65226.
-streams() {
-	local due=(0 0) bytes=(1514 65226) gap=(605600 26090400) i record
-	{
-		printf '\x4d\x3c\xb2\xa1\x02\0\x04\0\0\0\0\0\0\0\0\0\xff\xff\0\0\x01\0\0\0'
-		while ((i = due[1] < due[0], due[i] < 2000000000)); do
-			printf -v record '\\x%02x' \
-				$((due[i] / 1000000000)) 0 0 0 \
-				$((due[i] % 1000000000 & 255)) $((due[i] % 1000000000 >> 8 & 255)) $((due[i] % 1000000000 >> 16 & 255)) $((due[i] % 1000000000 >> 24)) \
-				42 0 0 0 $((bytes[i] & 255)) $((bytes[i] >> 8)) 0 0 \
-				2 0 0 0 0 1 2 0 0 0 0 2 8 0 \
-				0x45 0 $((bytes[i] - 14 >> 8)) $((bytes[i] - 14 & 255)) 0 0 0 0 64 17 0 0 192 0 2 1 10 0 0 7 \
-				0 $((i + 1)) 0 53 $((bytes[i] - 34 >> 8)) $((bytes[i] - 34 & 255)) 0 0
-			# shellcheck disable=SC2059 # its escapes are the bytes
-			printf "$record"
-			((due[i] += gap[i]))
-		done
-	} >"$1"
-}
