@@ -90,7 +90,7 @@ func (c corpusCase) imported(t *testing.T) (result string) {
 			}
 			filter := func(at, action string) {
 				n++
-				must(fmt.Sprintf("$TC filter add dev $DUMMY %s protocol ip pref %d flower %s dst_ip 10.0.0.%[2]d %s", at, n, flags, action))
+				must(fmt.Sprintf("$TC filter add dev $DUMMY %s protocol ip pref %d flower %s dst_ip 10.0.0.%[2]d %[4]s", at, n, flags, action))
 			}
 			for _, p := range policers.FindAllStringSubmatch(must("$TC actions list action police"), -1) {
 				index, err := strconv.ParseUint(p[1], 16, 32)
