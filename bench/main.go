@@ -1,6 +1,6 @@
 // Command bench measures shapectl beside the limiters of the kernel: `make bench`.
 // Each suite yields figures with their spread, which become docs/benchmarks.md and
-// the pages and figures in docs/bench. It needs root.
+// docs/bench/benchmarks.json. It needs root.
 package main
 
 import (
@@ -32,8 +32,8 @@ var (
 	suiteFlag = flag.String("suite", "", "suites to run, separated by commas (default: all)")
 	quick     = flag.Bool("quick", false, "only show that every suite runs: seconds instead of minutes; the figures mean little")
 	docs      = flag.String("o", "docs",
-		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
-	render    = flag.Bool("render", false, "measure nothing: write the pages again from bench/benchmarks.json")
+		"write benchmarks.md and bench/benchmarks.json into this folder; with -suite, the figures of the other suites there are kept")
+	render    = flag.Bool("render", false, "measure nothing: write the page again from bench/benchmarks.json")
 	guestFlag = flag.String("guest", "", "measure this suite in a virtual machine and print the figures "+
 		"(the suites instructions, accuracy, queue and pools use it)")
 )
@@ -44,9 +44,6 @@ type suite struct {
 	here, guest func()   // on this machine, and in a guest; either may be nil
 	how         []string // options of guest.sh
 }
-
-// page is the file name of its page.
-func (s suite) page() string { return s.name + ".md" }
 
 // suites are in the order in which they run and are reported.
 var suites = []suite{

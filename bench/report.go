@@ -26,6 +26,8 @@ type report struct {
 	Machine machine
 	Runs    map[string]measured // by suite
 	Results []Result
+
+	shown []Result // those of the tables that were asked for
 }
 
 // measured says when a suite was measured, and which shapectl.
@@ -36,7 +38,7 @@ type measured struct {
 	Quick    bool   `json:",omitempty"` // the figures mean little
 }
 
-// The summary is in the folder of a report, and everything else in detailDir below it.
+// The page is in the folder of a report, and all figures in detailDir below it.
 const detailDir, jsonFile = "bench", "benchmarks.json"
 
 // readReport reads the figures of an earlier run.
@@ -63,21 +65,14 @@ func (r *report) keep(before report, except []string) error {
 	return nil
 }
 
-// write writes figures and pages into a folder, in place of those of an earlier run.
+// write writes figures and the page into a folder, in place of those of an earlier run.
 func (r report) write(dir string) {
 	detail := filepath.Join(dir, detailDir)
 	check(os.MkdirAll(detail, 0o755))
 	check(os.WriteFile(filepath.Join(detail, jsonFile), append(must(json.MarshalIndent(r, "", " ")), '\n'), 0o644))
-	page := func(path, kind string, of any) {
-		var text bytes.Buffer
-		check(pages.ExecuteTemplate(&text, kind, of))
-		check(os.WriteFile(path, text.Bytes(), 0o644))
-	}
-	page(filepath.Join(dir, "benchmarks.md"), "summary", r)
-	page(filepath.Join(detail, "README.md"), "index", r)
-	for _, s := range r.Sections() {
-		page(filepath.Join(detail, s.Page), "suite", s)
-	}
+	var page bytes.Buffer
+	check(pages.ExecuteTemplate(&page, "page", &r))
+	check(os.WriteFile(filepath.Join(dir, "benchmarks.md"), page.Bytes(), 0o644))
 }
 
 //go:embed report.md.tmpl
@@ -85,36 +80,46 @@ var pageTemplates string
 
 var pages = template.Must(template.New("pages").Parse(pageTemplates))
 
-// A section is the page of one suite.
-type section struct {
-	Title, Page string
-	Method      string // how it measures, where the tables do not say it
+// A suiteRun is when a suite was measured.
+type suiteRun struct {
+	Title string
 	measured
-	Tables []table
 }
 
-// Sections are the suites that have figures, in their order.
-func (r report) Sections() (sections []section) {
+// Suites are those that have figures, in their order.
+func (r report) Suites() (runs []suiteRun) {
 	for _, s := range suites {
-		run, ok := r.Runs[s.name]
-		if !ok {
-			continue
+		if m, ok := r.Runs[s.name]; ok {
+			runs = append(runs, suiteRun{s.title, m})
 		}
-		var method strings.Builder
-		if t := pages.Lookup("how " + s.name); t != nil {
-			check(t.Execute(&method, nil))
-		}
-		sections = append(sections, section{s.title, s.page(), method.String(), run, tablesOf(s.name, r.Results)})
 	}
-	return sections
+	return runs
 }
 
-// Lead is a table in the summary, without the spread.
-func (r report) Lead(suiteName, title, unit string) (text string) {
+// Table is the medians of a table in one unit, under its title; empty if it has no figures.
+func (r *report) Table(suiteName, title, unit string) (text string) {
 	for _, t := range tablesOf(suiteName, r.Results) {
 		if t.Title == title {
-			text = fmt.Sprintf("### [%s](%s/%s)\n\n%s", title, detailDir, suite{name: suiteName}.page(), t.inUnit(unit, Result.short))
+			text = fmt.Sprintf("### %s\n\n%s", title, t.inUnit(unit))
+			r.shown = append(r.shown, t.results...)
 		}
+	}
+	return text
+}
+
+// Notes say what a fair comparison must consider: each with the subjects of the tables above that it is about.
+func (r *report) Notes() (text string) {
+	subjects, notes := map[string][]string{}, []string{}
+	for _, f := range r.shown {
+		if f.Note != "" && !slices.Contains(notes, f.Note) {
+			notes = append(notes, f.Note)
+		}
+		if !slices.Contains(subjects[f.Note], f.Subject) {
+			subjects[f.Note] = append(subjects[f.Note], f.Subject)
+		}
+	}
+	for _, note := range notes {
+		text += "- " + strings.Join(subjects[note], "; ") + ": " + note + "\n"
 	}
 	return text
 }
@@ -324,21 +329,13 @@ func (t table) find(column, subject, unit string) Result {
 	return Result{}
 }
 
-// Markdown returns the table: a part for each unit, with a column for each case.
-func (t table) Markdown() (text string) {
-	for _, unit := range t.units() {
-		text += t.inUnit(unit, Result.cell) + "\n"
-	}
-	return text + t.notes()
-}
-
-// inUnit returns the figures in a unit, with a column for each case, of those who have one.
-func (t table) inUnit(unit string, cell func(Result) string) string {
+// inUnit returns the medians in a unit, with a column for each case, of those who have one.
+func (t table) inUnit(unit string) string {
 	text := row(append([]string{unit}, t.columns()...)...) + rule(1, len(t.columns()))
 	for _, subject := range t.subjects() {
 		cells := []string{subject}
 		for _, column := range t.columns() {
-			cells = append(cells, cell(t.find(column, subject, unit)))
+			cells = append(cells, t.find(column, subject, unit).cell())
 		}
 		if strings.Join(cells[1:], "") != "" {
 			text += row(cells...)
@@ -354,35 +351,12 @@ func rule(text, numbers int) string {
 	return "|" + strings.Repeat("---|", text) + strings.Repeat("--:|", numbers) + "\n"
 }
 
-// cell is a figure with its spread; "" if it does not exist.
+// cell is the median of a figure; "" if it does not exist.
 func (r Result) cell() string {
-	if r.Rounds < 2 {
-		return r.short()
-	}
-	return fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Low), number(r.High))
-}
-
-func (r Result) short() string {
 	if r.Rounds == 0 {
 		return ""
 	}
 	return number(r.Median)
-}
-
-// notes returns the number of rounds, and the notes on subjects.
-func (t table) notes() (text string) {
-	fewest, most := t.results[0].Rounds, 0
-	for _, r := range t.results {
-		fewest, most = min(fewest, r.Rounds), max(most, r.Rounds)
-		if note := "- " + r.Subject + ": " + r.Note + "\n"; r.Note != "" && !strings.Contains(text, note) {
-			text += note
-		}
-	}
-	rounds := strconv.Itoa(most)
-	if fewest < most {
-		rounds = fmt.Sprintf("%d to %d", fewest, most)
-	}
-	return "Rounds: " + rounds + ".\n\n" + text
 }
 
 // number formats a figure with three digits, or all digits before the point.
@@ -429,7 +403,7 @@ func (r report) Wins() string {
 			list = append(list, fmt.Sprintf("%s %d of %d", p, ahead[p], cases[p]))
 		}
 		if len(cases) > 0 {
-			text += row(fmt.Sprintf("[%s](%s/%s)", s.title, detailDir, s.page()), cmp.Or(strings.Join(list, "; "), "none"))
+			text += row(s.title, cmp.Or(strings.Join(list, "; "), "none"))
 		}
 	}
 	return text
@@ -453,7 +427,6 @@ func (t table) best(theirs Result) (best Result, ok bool) {
 // targets are those of the template "targets", which calls the methods.
 type targets struct {
 	medians map[string]float64
-	all     bool // also those that are met
 	text    string
 	met     int
 	count   int
@@ -525,15 +498,13 @@ func (t *targets) Target(what, side string, bound float64, unit string, values .
 		}
 	}
 	t.count++
-	if t.all || verdict != "yes" {
-		t.text += row(what, side+" "+number(bound)+" "+unit, figure, verdict)
-	}
+	t.text += row(what, side+" "+number(bound)+" "+unit, figure, verdict)
 	return ""
 }
 
 // compare compares all targets with figures.
-func compare(results []Result, all bool) *targets {
-	t := &targets{medians: map[string]float64{}, all: all, text: row("target", "bound", "figure", "met") + "|---|--:|--:|---|\n"}
+func compare(results []Result) *targets {
+	t := &targets{medians: map[string]float64{}, text: row("target", "bound", "figure", "met") + "|---|--:|--:|---|\n"}
 	for _, r := range results {
 		t.medians[strings.Join([]string{r.Suite, r.Case, r.Subject, r.Unit}, "; ")] = r.Median
 	}
@@ -541,11 +512,8 @@ func compare(results []Result, all bool) *targets {
 	return t
 }
 
-// Targets lists all of them, or how many are met, and those that are not.
-func (r report) Targets(all bool) string {
-	t := compare(r.Results, all)
-	if all {
-		return t.text
-	}
-	return fmt.Sprintf("%d of %d targets are met. The others:\n\n%s", t.met, t.count, t.text)
+// Targets lists all of them, and says how many are met.
+func (r report) Targets() string {
+	t := compare(r.Results)
+	return fmt.Sprintf("%d of %d targets are met.\n\n%s", t.met, t.count, t.text)
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # line-bench.sh [-l LOAD]... [LIMITER]...: measures ping times and goodput on a home line of 50 mbit down and 10 mbit up,
-# with a path of 20 ms and a modem that queues for 500 ms. It prints the table of docs/bench/line.md. A row takes about half
-# a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
+# with a path of 20 ms and a modem that queues for 500 ms. It prints a table, from which docs/for/line.md has the 99 %
+# column. A row takes about half a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
 #   -l LOAD  measure this load (default all)
 # A LIMITER is none, htb (with fq_codel), cake, line (`shapectl line`), flow (the same by connection) or drop (`shapectl set`).
 # Default: all but drop. The loads, by hosts a, b and c:

@@ -47,13 +47,13 @@ func (s *source) schema(kind string) object {
 }
 
 // schemas are all types of json.md.
-func (s *source) schemas(t *testing.T) object {
-	meanings, all := jsonMeanings(t), object{}
+func (s *source) schemas() object {
+	all := object{}
 	for _, name := range s.order {
 		properties := object{}
 		for _, k := range s.flat(name) {
 			property := s.schema(k.kind)
-			if meaning := k.meaning(name, meanings); meaning != "" {
+			if meaning := s.meaning(name, k); meaning != "" && meaning != saysItself {
 				property["description"] = meaning
 			}
 			properties[k.name] = property
@@ -183,7 +183,7 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 		"info":    object{"title": "shapectl serve", "version": "1", "description": "What the commands of shapectl do. The JSON is that of -j; the status follows from the exit code."},
 		"paths":   paths,
 		"components": object{
-			"schemas":         s.schemas(t),
+			"schemas":         s.schemas(),
 			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer"}},
 			"responses":       object{"failure": answer([]string{"failure"}, "the error, as commands print it with -j")},
 		},

@@ -29,11 +29,10 @@ import (
 func TestReference(t *testing.T) {
 	root := (&env{}).command()
 	source := parseSource(t)
-	generated(t, "commands.md", commandReference(root))
 	generated(t, "policy.md", optionTable())
 	generated(t, "json.md", source.json(t))
 	generated(t, "metrics.md", metricsReference())
-	generated(t, "README.md", source.exitCodes()+source.environment(t))
+	generated(t, "README.md", commandReference(root)+source.exitCodes()+source.environment(t))
 }
 
 // generated compares what is between two marks in a page with text, or with -update puts it there.
@@ -103,37 +102,15 @@ func helpParagraphs(text string) []string { return strings.Split(strings.Trim(te
 // isCode reports whether a paragraph of a help text is to be shown as it is: its lines are indented.
 func isCode(paragraph string) bool { return strings.HasPrefix(paragraph, " ") }
 
-var markdownSpecial = regexp.MustCompile("[*_<>|`\\[\\]]")
-
-// markdown is text that Markdown shows as it is.
-func markdown(text string) string { return markdownSpecial.ReplaceAllString(text, `\$0`) }
-
+// commandReference is an index; manual pages and --help have all flags.
 func commandReference(root *cobra.Command) string {
-	var s strings.Builder
-	for _, cmd := range allCommands(root) {
-		fmt.Fprintf(&s, "- [%s](#%s): %s\n", cmd.CommandPath(), strings.ReplaceAll(cmd.CommandPath(), " ", "-"), markdown(cmd.Short))
-	}
-	for _, cmd := range allCommands(root) {
-		fmt.Fprintf(&s, "\n## %s\n\n```text\n%s\n```\n", cmd.CommandPath(), synopsis(cmd))
-		for _, p := range helpParagraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
-			if isCode(p) {
-				fmt.Fprintf(&s, "\n```sh\n%s\n```\n", unindent(p))
-			} else {
-				fmt.Fprintf(&s, "\n%s\n", markdown(p))
-			}
-		}
-		if cmd.Example != "" {
-			fmt.Fprintf(&s, "\n```sh\n%s\n```\n", unindent(cmd.Example))
-		}
-		if flags := flagHelps(cmd.NonInheritedFlags()); len(flags) > 0 {
-			s.WriteString("\n| flag | meaning |\n| --- | --- |\n")
-			for _, f := range flags {
-				name := strings.TrimSpace(f.names + " " + strings.ReplaceAll(f.value, "|", `\|`))
-				fmt.Fprintf(&s, "| `%s` | %s |\n", name, markdown(f.usage))
-			}
+	s := "## Commands\n\n| command | what it does |\n| --- | --- |\n"
+	for _, cmd := range allCommands(root)[1:] {
+		if !cmd.HasSubCommands() {
+			s += fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(strings.TrimPrefix(synopsis(cmd), "shapectl "), "|", `\|`), cmd.Short)
 		}
 	}
-	return s.String()
+	return s
 }
 
 func unindent(code string) string {
@@ -154,15 +131,32 @@ func optionTable() string {
 	return s.String()
 }
 
+// metricsReference has a row for each metric. One of rules that pools have, too, and one of bytes beside one of packets,
+// are in the same row.
 func metricsReference() string {
 	var s strings.Builder
-	s.WriteString("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
-	for _, m := range metrics.All() {
-		labels := ""
-		if m.Labels != nil {
-			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+	all := metrics.All()
+	has := func(name, help string) bool {
+		return slices.ContainsFunc(all, func(m metrics.Metric) bool { return m.Name == name && (help == "" || m.Help == help) })
+	}
+	s.WriteString("| metric | also | labels | meaning |\n| --- | --- | --- | --- |\n")
+	for _, m := range all {
+		if has(strings.Replace(m.Name, "_bytes_total", "_packets_total", 1), "") && strings.HasSuffix(m.Name, "_bytes_total") ||
+			strings.HasPrefix(m.Name, "shapectl_pool_") && has(strings.Replace(m.Name, "_pool_", "_rule_", 1), m.Help) {
+			continue
 		}
-		fmt.Fprintf(&s, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, labels, markdown(m.Help))
+		var also []string
+		if has(strings.Replace(m.Name, "_rule_", "_pool_", 1), m.Help) && strings.Contains(m.Name, "_rule_") {
+			also = append(also, "pool")
+		}
+		if has(strings.Replace(m.Name, "_packets_total", "_bytes_total", 1), "") && strings.Contains(m.Name, "_packets_total") {
+			also = append(also, "bytes")
+		}
+		labels := ""
+		if joined := strings.Join(m.Labels, "`, `"); joined != "" && joined != "device`, `direction`, `network" && joined != "pool" {
+			labels = "`" + joined + "`"
+		}
+		fmt.Fprintf(&s, "| `%s` | %s | %s | %s |\n", m.Name, strings.Join(also, ", "), labels, m.Help)
 	}
 	return s.String()
 }
@@ -173,6 +167,7 @@ type source struct {
 	order     []string             // of these types
 	codes     [][2]string          // exit codes, and what they mean
 	variables []string             // of the environment
+	meanings  map[string]string    // of keys, or of a key of a type
 }
 
 // A jsonKey is a key of an object in JSON.
@@ -181,18 +176,29 @@ type jsonKey struct {
 	figure          bool // the doc says all
 }
 
+// saysItself is the meaning of a key whose name says it.
+const saysItself = "-"
+
+var jsonUnit = regexp.MustCompile(`_(bits_per_second|bytes|ns)$`)
+
+// isOption reports whether a figure is an option of a limit, which policy.md explains.
+func (k jsonKey) isOption() bool {
+	name := strings.ReplaceAll(jsonUnit.ReplaceAllString(k.name, ""), "_", "-")
+	return k.figure && slices.ContainsFunc(policy.Options, func(o *policy.Option) bool { return o.Name == name })
+}
+
 // meaning is what the reference says of a key.
-func (k jsonKey) meaning(of string, meanings map[string]string) string {
+func (s *source) meaning(of string, k jsonKey) string {
 	if k.figure {
 		return k.doc
 	}
-	return cmp.Or(meanings[of+"."+k.name], meanings[k.name], k.doc)
+	return cmp.Or(s.meanings[of+"."+k.name], s.meanings[k.name], k.doc)
 }
 
 // parseSource reads the packages that print JSON, and finds all that read the environment.
 func parseSource(t *testing.T) *source {
 	t.Helper()
-	s := &source{keys: map[string][]jsonKey{}}
+	s := &source{keys: map[string][]jsonKey{}, meanings: jsonMeanings(t)}
 	variables := map[string]bool{}
 	for _, pattern := range []string{"../../internal/report/*.go", "*.go", "../../internal/*/*.go", "../../pkg/*/*.go"} {
 		files, err := filepath.Glob(pattern)
@@ -327,44 +333,131 @@ func jsonType(of ast.Expr) string {
 	return "value"
 }
 
-// printedBy says which commands print a type, for those that no other type has as a part.
+// printedBy says which commands print an object.
 var printedBy = map[string]string{
-	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
+	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list", "Line": "`line`",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "ChangeSummary": "`diff --summary`: a list", "Imported": "`import`",
-	"RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
+	"Top": "`top`", "RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
 	"Replay": "`replay --summary`", "Packet": "`replay`: an object on each line", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
+	"ClusterStatus": "`cluster status`", "forgotten": "`cluster forget`",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
 
+// A jsonRow is a key with the path to it, and what it means.
+type jsonRow struct{ path, meaning string }
+
+// json has a table for each object that a command prints, and for each one that is in several objects. A key that means the
+// same in several tables is in a table before them, and one that a part has like its whole is in the table once.
 func (s *source) json(t *testing.T) string {
 	t.Helper()
-	meanings := jsonMeanings(t)
-	meaning := func(of string, k jsonKey) string {
-		text := k.meaning(of, meanings)
-		if text == "" {
-			t.Errorf("JSON key %s of %s: neither testdata/json-keys.txt nor a comment in the code says what it means", k.name, of)
-		}
-		return text
-	}
-	var out strings.Builder
-	out.WriteString("| printed by | object |\n| --- | --- |\n")
+	var names []string
+	tables, uses := map[string][]jsonRow{}, map[jsonRow]int{}
 	for _, name := range s.order {
+		if s.hasTable(name) {
+			names = append(names, name)
+			for _, row := range s.rows(t, name, "") {
+				if !slices.ContainsFunc(tables[name], func(before jsonRow) bool { return before.last() == row.last() }) {
+					tables[name] = append(tables[name], row)
+					uses[row.last()]++
+				}
+			}
+		}
+	}
+	s.checkUsed(t)
+	var shared, own, index strings.Builder
+	for _, name := range names {
+		unique := slices.DeleteFunc(slices.Clone(tables[name]), func(row jsonRow) bool { return uses[row.last()] > 1 })
+		title := name
+		if len(unique) > 0 {
+			title = s.link(name)
+			own.WriteString("\n## " + name + "\n\n" + jsonTable(unique))
+		}
 		if by, ok := printedBy[name]; ok {
-			fmt.Fprintf(&out, "| %s | %s |\n", by, s.link(name))
+			fmt.Fprintf(&index, "| %s | %s |\n", by, title)
 		}
 	}
+	common := slices.SortedFunc(maps.Keys(uses), func(a, b jsonRow) int { return strings.Compare(a.path, b.path) })
+	shared.WriteString("\n## Keys of several objects\n\n" + jsonTable(slices.DeleteFunc(common, func(row jsonRow) bool { return uses[row] < 2 })))
+	return "| printed by | object |\n| --- | --- |\n" + index.String() + shared.String() + own.String()
+}
+
+func jsonTable(rows []jsonRow) string {
+	s := "| key | meaning |\n| --- | --- |\n"
+	for _, row := range rows {
+		s += fmt.Sprintf("| `%s` | %s |\n", row.path, row.meaning)
+	}
+	return s
+}
+
+// last is the row without the path to its key.
+func (r jsonRow) last() jsonRow { return jsonRow{r.path[strings.LastIndex(r.path, ".")+1:], r.meaning} }
+
+// rows are the keys of a type whose names do not say all, and behind a key those of its objects.
+func (s *source) rows(t *testing.T, name, path string) (rows []jsonRow) {
+	all := s.flat(name)
+	for _, k := range all {
+		of, meaning := s.part(k.kind), s.meaning(name, k)
+		inPackets, isBytes := strings.CutSuffix(k.name, "_bytes")
+		isTwin := isBytes && slices.ContainsFunc(all, func(other jsonKey) bool { return other.name == inPackets+"_packets" })
+		switch {
+		case meaning == "":
+			t.Errorf("JSON key %s of %s: neither testdata/json-keys.txt nor a comment in the code says what it means", k.name, name)
+		case of != "" && s.hasTable(of):
+			rows = append(rows, jsonRow{path + k.name, strings.TrimPrefix(meaning+": ", saysItself+": ") + s.link(of)})
+		case meaning != saysItself && !isTwin && !k.isOption():
+			rows = append(rows, jsonRow{path + k.name, meaning})
+		}
+		if of != "" && !s.hasTable(of) {
+			if strings.HasPrefix(k.kind, "list of ") {
+				k.name += "[]"
+			}
+			rows = append(rows, s.rows(t, of, k.name+".")...)
+		}
+	}
+	return rows
+}
+
+// checkUsed finds meanings that no key has.
+func (s *source) checkUsed(t *testing.T) {
+	unused := maps.Clone(s.meanings)
 	for _, name := range s.order {
-		if s.isOnlyEmbedded(name) && printedBy[name] == "" {
-			continue
-		}
-		fmt.Fprintf(&out, "\n## %s\n\n", name)
-		out.WriteString("| key | type | meaning |\n| --- | --- | --- |\n")
 		for _, k := range s.flat(name) {
-			fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k))
+			if _, own := s.meanings[name+"."+k.name]; own {
+				delete(unused, name+"."+k.name)
+			} else if !k.figure {
+				delete(unused, k.name)
+			}
 		}
 	}
-	return out.String()
+	for key := range unused {
+		t.Errorf("testdata/json-keys.txt: no object has the key %s, or all have a meaning of their own for it", key)
+	}
+}
+
+// part is the type of the objects in a kind; empty for none.
+func (s *source) part(kind string) string {
+	for word := range strings.FieldsSeq(kind) {
+		if s.keys[word] != nil {
+			return word
+		}
+	}
+	return ""
+}
+
+// hasTable reports whether a command prints a type, or several keys have it.
+func (s *source) hasTable(name string) bool {
+	users := 0
+	for _, user := range s.order {
+		if printedBy[user] != "" || !s.isOnlyEmbedded(user) {
+			for _, k := range s.flat(user) {
+				if s.part(k.kind) == name {
+					users++
+				}
+			}
+		}
+	}
+	return printedBy[name] != "" || users > 1 && slices.ContainsFunc(s.flat(name), func(k jsonKey) bool { return s.meaning(name, k) != saysItself })
 }
 
 // flat are the keys of a type, with those of embedded types.
@@ -393,16 +486,7 @@ func (s *source) isOnlyEmbedded(name string) bool {
 	return embedded
 }
 
-// link makes the name of a type in text a link to its table.
-func (s *source) link(kind string) string {
-	words := strings.Fields(kind)
-	for i, w := range words {
-		if s.keys[w] != nil {
-			words[i] = "[" + w + "](#" + strings.ToLower(w) + ")"
-		}
-	}
-	return strings.Join(words, " ")
-}
+func (s *source) link(name string) string { return "[" + name + "](#" + strings.ToLower(name) + ")" }
 
 // jsonMeanings are lines of "key: meaning" or "Type.key: meaning".
 func jsonMeanings(t *testing.T) map[string]string {
@@ -432,7 +516,7 @@ func (s *source) readExitCodes(file *ast.File) {
 
 func (s *source) exitCodes() string {
 	var out strings.Builder
-	out.WriteString("## Exit codes\n\n| code | meaning |\n| --- | --- |\n")
+	out.WriteString("\n## Exit codes\n\n| code | meaning |\n| --- | --- |\n")
 	for _, code := range s.codes {
 		fmt.Fprintf(&out, "| %s | %s |\n", code[0], code[1])
 	}

@@ -36,14 +36,13 @@ const (
 )
 
 const (
-	isText    = "string"
-	isBool    = "boolean"
-	isNumber  = "number"
-	orNull    = " or null"
-	noColours = "; null without colours"
-	byColour  = ": `pass`, `drop`, `ecn` or `dscp:NAME`" + noColours
-	now       = ", over the interval; null without `--interval`"
-	sinceSet  = ", over the interval, or without one since it was set; null where nothing was offered"
+	isText   = "string"
+	isBool   = "boolean"
+	isNumber = "number"
+	orNull   = " or null"
+	byColour = ": `pass`, `drop`, `ecn` or `dscp:NAME`"
+	now      = ", over the interval"
+	sinceSet = ", over the interval, or since it was set"
 )
 
 // Figures are all that is known of rules and pools, in the order of their JSON.
@@ -52,13 +51,13 @@ var Figures = []Figure{
 	text("device", "name of the device", func(it *Item) string { return it.Device }),
 	text("direction", "`ingress` or `egress`", func(it *Item) string { return it.Direction }),
 	text("cidr", "network of the rule", func(it *Item) string { return it.Network }),
-	text("name", "name of the rule or pool; empty for none", func(it *Item) string { return it.Label.Name }),
-	text("note", "note on it; empty for none", func(it *Item) string { return it.Label.Note }).head("NOTE"),
-	text("plan", "plan of the policy file that it follows; empty for none", func(it *Item) string { return it.Label.Plan }).head("PLAN"),
-	text("host", "the MAC address of the host whose addresses the limit is for; empty for none", func(it *Item) string { return it.Label.Host.String() }),
-	text("owner", "the device, its direction and the host there that a pool belongs to; empty for none", func(it *Item) string { return it.Label.Owner.String() }),
-	text("line", "the device of the line that a pool is of; empty for none", func(it *Item) string { return string(it.Label.Line) }),
-	text("match", "side of the packet that the network is compared with: `src` or `dst`", func(it *Item) string {
+	text("name", "name of the rule or pool", func(it *Item) string { return it.Label.Name }),
+	text("note", "note on it", func(it *Item) string { return it.Label.Note }).head("NOTE"),
+	text("plan", "plan of the policy file that it follows", func(it *Item) string { return it.Label.Plan }).head("PLAN"),
+	text("host", "the MAC address of the host whose addresses the limit is for", func(it *Item) string { return it.Label.Host.String() }),
+	text("owner", "the device, its direction and the host there that a pool belongs to", func(it *Item) string { return it.Label.Owner.String() }),
+	text("line", "the device of the line that a pool is of", func(it *Item) string { return string(it.Label.Line) }),
+	text("match", "address that the network is compared with: `src` or `dst`", func(it *Item) string {
 		if it.IsPool() {
 			return ""
 		}
@@ -76,31 +75,31 @@ var Figures = []Figure{
 	text("fail", "verdict if a bucket cannot be updated: `open` or `closed`", func(it *Item) string { return it.Fail.String() }),
 	optional("rate_bits_per_second", "rate; null without a limit, and where only the pool has one", func(it *Item) *uint64 { return rate(it.Rate) }).as(OfAll).shadow(),
 	optional("capacity_bytes", "burst: how many bytes a bucket can hold; null without a limit", func(it *Item) *uint64 { return it.ifLimited(it.Capacity) }).as(OfAll).shadow().head("BURST"),
-	number("queue_bytes", "size of the queue; 0 if it does not delay", func(it *Item) uint64 { bytes, _ := it.Waiting(); return bytes }).head("QUEUE"),
+	number("queue_bytes", "size of the queue", func(it *Item) uint64 { bytes, _ := it.Waiting(); return bytes }).head("QUEUE"),
 	number("longest_wait_ns", "longest wait that the queue allows", func(it *Item) uint64 { _, longest := it.Waiting(); return uint64(longest) }),
-	optional("ecn_above_ns", "packets that would wait longer are marked; null if none are", func(it *Item) *uint64 {
+	optional("ecn_above_ns", "packets that would wait longer are marked", func(it *Item) *uint64 {
 		if bytes, _ := it.Waiting(); bytes == 0 || it.ECNAbove == policy.Never {
 			return nil
 		}
 		return new(uint64(it.ECNAbove))
 	}),
 	text("order", "`fifo` or `sparse-first`", func(it *Item) string { return it.Rule.Order.String() }),
-	optional("pir_bits_per_second", "peak information rate; null except with `trtcm`", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, uint64(it.Colours.PIR)) }).as(OfRules).shadow(),
-	optional("pbs_bytes", "peak burst size; null except with `trtcm`", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, it.Colours.PBS) }).as(OfRules).shadow().head("PBS"),
-	optional("eir_bits_per_second", "excess information rate; null except with `rfc4115`", func(it *Item) *uint64 { return it.ifColours(policy.RFC4115, uint64(it.Colours.EIR)) }).as(OfRules).shadow(),
-	optional("ebs_bytes", "excess burst size; null except with `srtcm` and `rfc4115`", func(it *Item) *uint64 {
+	optional("pir_bits_per_second", "peak information rate", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, uint64(it.Colours.PIR)) }).as(OfRules).shadow(),
+	optional("pbs_bytes", "peak burst size", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, it.Colours.PBS) }).as(OfRules).shadow().head("PBS"),
+	optional("eir_bits_per_second", "excess information rate", func(it *Item) *uint64 { return it.ifColours(policy.RFC4115, uint64(it.Colours.EIR)) }).as(OfRules).shadow(),
+	optional("ebs_bytes", "excess burst size", func(it *Item) *uint64 {
 		if it.Algorithm == policy.TRTCM {
 			return nil
 		}
 		return it.ifColours(it.Algorithm, it.Colours.EBS)
 	}).as(OfRules).shadow().head("EBS"),
-	{Key: "colour_aware", Type: isBool + orNull, Doc: "true if packets come in with the colour of their DSCP" + noColours, Shadow: true, Of: func(it *Item) any {
+	{Key: "colour_aware", Type: isBool + orNull, Doc: "true if packets come in with the colour of their DSCP", Shadow: true, Of: func(it *Item) any {
 		if !it.HasColours() {
 			return nil
 		}
 		return it.Colours.Aware
 	}},
-	coloured("colours", "DSCPs with the colours of incoming packets, as the flag has them; null unless the rule is colour-aware", func(c *policy.Colours) string {
+	coloured("colours", "DSCPs with the colours of incoming packets, as the flag has them", func(c *policy.Colours) string {
 		if !c.Aware {
 			return ""
 		}
@@ -112,35 +111,35 @@ var Figures = []Figure{
 	{Key: "unlimited", Type: isBool, Doc: "true for rate `unlimited`", Of: func(it *Item) any { return it.Rate == policy.Unlimited }},
 	{Key: "overhead_bytes", Type: isNumber, Doc: "bytes added to each packet", Of: func(it *Item) any { return int64(it.Framing.Overhead) }, Shadow: true},
 	number("mpu_bytes", "smallest size that a packet counts", func(it *Item) uint64 { return uint64(it.Framing.MPU) }).shadow(),
-	text("within", "pool that it draws from; empty for none", func(it *Item) string { return string(it.Within) }).head("WITHIN"),
-	optional("guarantee_bits_per_second", "rate that the pool always has for it; null without one", func(it *Item) *uint64 { return history.NotZero(uint64(it.Guarantee)) }).as(OfAll).head("GUARANTEE"),
-	optional("waiting_guarantee_bits_per_second", "guarantee that waits for room in the pool; null if none does", func(it *Item) *uint64 { return history.NotZero(uint64(it.Label.Waits)) }).as(OfAll),
+	text("within", "pool that it draws from", func(it *Item) string { return string(it.Within) }).head("WITHIN"),
+	optional("guarantee_bits_per_second", "rate that the pool always has for it", func(it *Item) *uint64 { return history.NotZero(uint64(it.Guarantee)) }).as(OfAll).head("GUARANTEE"),
+	optional("waiting_guarantee_bits_per_second", "guarantee that waits for room in the pool", func(it *Item) *uint64 { return history.NotZero(uint64(it.Label.Waits)) }).as(OfAll),
 	number("members", "the most buckets that have the guarantee each; 0 unless it has several", func(it *Item) uint64 { return uint64(it.Rule.Members) }),
 	number("weight", "its weight among the shares of its pool", func(it *Item) uint64 { return uint64(it.Weight.Value()) }),
 	text("share", "who gets a fair share of the bucket, as in policies", func(it *Item) string { return it.Share.String() }).head("SHARE"),
 	{Key: "cluster", Type: "Cluster" + orNull, Doc: "how a pool shares its rate with other hosts; null for a rule, and for a pool of this host alone", Of: func(it *Item) any { return clusterOf(&it.Cluster) }},
-	{Key: "adapt", Type: "Adapt" + orNull, Doc: "how a pool adapts its rate to the latency of its line; null if it does not", Of: func(it *Item) any { return adaptOf(&it.Adapt) }},
-	{Key: "leased", Type: isBool + orNull, Doc: "whether a pool has a lease now on a part of its cluster's rate, or of its own rate that its line allows; null for one without a cluster that does not adapt", Metric: OfPools, Of: func(it *Item) any {
+	{Key: "adapt", Type: "Adapt" + orNull, Doc: "how a pool adapts its rate to the latency of its line", Of: func(it *Item) any { return adaptOf(&it.Adapt) }},
+	{Key: "leased", Type: isBool + orNull, Doc: "whether a pool has a lease now, by its cluster or its line; null without both", Metric: OfPools, Of: func(it *Item) any {
 		if !hasLeases(it) {
 			return nil
 		}
 		return it.Leased()
 	}},
-	leased("lease_bits_per_second", "rate of the lease; null without one", (*Item).Leased, func(it *Item) uint64 { return uint64(it.Lease.Rate) }).as(OfPools),
-	leased("lease_ends_in_ns", "time until the lease ends unless it is renewed; null without one", (*Item).Leased, func(it *Item) uint64 { return it.Lease.Until - it.At }),
-	leased("safe_bits_per_second", "rate without a lease, after this one if there is one; null if there never is one", hasLeases, func(it *Item) uint64 { return uint64(it.Lease.Safe) }).as(OfPools),
-	{Key: "attached", Type: isBool, Doc: "true if it is in force", Of: func(it *Item) any { return it.Place.InForce }},
+	leased("lease_bits_per_second", "rate of the lease", (*Item).Leased, func(it *Item) uint64 { return uint64(it.Lease.Rate) }).as(OfPools),
+	leased("lease_ends_in_ns", "time until the lease ends unless it is renewed", (*Item).Leased, func(it *Item) uint64 { return it.Lease.Until - it.At }),
+	leased("safe_bits_per_second", "rate without a lease, after this one if there is one", hasLeases, func(it *Item) uint64 { return uint64(it.Lease.Safe) }).as(OfPools),
+	{Key: "attached", Type: isBool, Doc: "whether it is in force", Of: func(it *Item) any { return it.Place.InForce }},
 	text("state", "`attached`, or why it is not in force", func(it *Item) string { return it.Place.Status }),
 	text("hook", "`tcx` or `clsact`", func(it *Item) string { return string(it.Place.Mode) }),
-	number("level_bytes", "bytes in the shared bucket, or in the spill bucket where hosts, subnets or flows have buckets of their own; with colours of C", func(it *Item) uint64 { return it.Level }).as(OfAll).where((*Item).isLimited, "of those with a rate").head("LEVEL"),
-	optional("second_level_bytes", "level of the second shared bucket, or of the second spill bucket: E, or with `trtcm` P"+noColours, func(it *Item) *uint64 { return it.ifColours(it.Algorithm, it.Second) }).as(OfRules).head("LEVEL 2"),
+	number("level_bytes", "bytes in the shared bucket, or in the spill bucket where each host, subnet or flow has a bucket", func(it *Item) uint64 { return it.Level }).as(OfAll).where((*Item).isLimited, "of those with a rate").head("LEVEL"),
+	optional("second_level_bytes", "level of the second shared bucket, or of the second spill bucket: E, or with `trtcm` P", func(it *Item) *uint64 { return it.ifColours(it.Algorithm, it.Second) }).as(OfRules).head("LEVEL 2"),
 	number("passed_packets", "packets passed, marked and delayed ones included", func(it *Item) uint64 { return it.PassedPackets }).total(OfAll).head("PACKETS"),
 	number("passed_bytes", "bytes of the passed packets", func(it *Item) uint64 { return it.PassedBytes }).total(OfAll).head("PASSED"),
 	number("excess_packets", "packets that did not conform, also those that passed; with colours yellow and red ones", func(it *Item) uint64 { return it.ExcessPackets }).total(OfAll).head("EXCESS"),
 	number("excess_bytes", "bytes of the excess packets", func(it *Item) uint64 { return it.ExcessBytes }).total(OfAll),
 	number("dropped_packets", droppedDoc, func(it *Item) uint64 { return it.Offered().DroppedPackets }).total(OfAll).head("DROPS"),
 	number("dropped_bytes", "bytes of the dropped packets", func(it *Item) uint64 { return it.Offered().DroppedBytes }).total(OfAll),
-	number("refused_packets", "packets that the pool itself refused; 0 for a rule", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedPackets) }).total(OfPools),
+	number("refused_packets", "packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedPackets) }).total(OfPools),
 	number("refused_bytes", "bytes of the packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedBytes) }).total(OfPools),
 	number("delayed_packets", "passed packets that had to wait in the queue", func(it *Item) uint64 { return it.DelayedPackets }).total(OfAll).where((*Item).delays, "where excess packets are delayed").head("DELAYED"),
 	number("delayed_bytes", "bytes of the delayed packets", func(it *Item) uint64 { return it.DelayedBytes }).total(OfAll).where((*Item).delays, "where excess packets are delayed"),
@@ -153,34 +152,34 @@ var Figures = []Figure{
 	number("exempt_packets", "genuine neighbour discovery, which is never limited; in no other counter", func(it *Item) uint64 { return it.ExemptPackets }).total(OfRules).
 		where(func(it *Item) bool { return it.Prefix.Addr().Is6() }, "of IPv6 rules").head("EXEMPT"),
 	number("skbs", "passed and dropped packets as the kernel handled them, before segmentation", func(it *Item) uint64 { return it.SKBs() }),
-	number("spilled_packets", "packets charged to the spill bucket, as the bucket table had no room for their key", func(it *Item) uint64 { return it.SpilledPackets }).total(OfRules).where((*Item).hasBuckets, "where hosts, subnets or flows have buckets of their own").head("SPILLED"),
-	counted("green_packets", "green packets, passed or dropped; 0 without colours", func(it *Item) uint64 { return it.GreenPackets }).head("GREEN"),
+	number("spilled_packets", "packets charged to the spill bucket, because the bucket table had no room for their key", func(it *Item) uint64 { return it.SpilledPackets }).total(OfRules).where((*Item).hasBuckets, "where hosts, subnets or flows have buckets of their own").head("SPILLED"),
+	counted("green_packets", "green packets, passed or dropped", func(it *Item) uint64 { return it.GreenPackets }).head("GREEN"),
 	counted("green_bytes", "bytes of the green packets", func(it *Item) uint64 { return it.GreenBytes }),
-	counted("yellow_packets", "yellow packets, which are excess packets, passed or dropped; 0 without colours", func(it *Item) uint64 { return it.YellowPackets }).head("YELLOW"),
+	counted("yellow_packets", "yellow packets, which are excess packets, passed or dropped", func(it *Item) uint64 { return it.YellowPackets }).head("YELLOW"),
 	counted("yellow_bytes", "bytes of the yellow packets", func(it *Item) uint64 { return it.YellowBytes }),
-	counted("red_packets", "red packets, which are excess packets, passed or dropped; 0 without colours", func(it *Item) uint64 { return it.RedPackets }).head("RED"),
+	counted("red_packets", "red packets, which are excess packets, passed or dropped", func(it *Item) uint64 { return it.RedPackets }).head("RED"),
 	counted("red_bytes", "bytes of the red packets", func(it *Item) uint64 { return it.RedBytes }),
 	optional("reverts_in_ns", "time until the change that it came with reverts; null if that is confirmed", func(it *Item) *uint64 { return it.RevertsInNS }),
-	{Key: "shadow", Type: "Shadow" + orNull, Doc: "the rule's shadow; null without one", Of: func(it *Item) any {
+	{Key: "shadow", Type: "Shadow" + orNull, Doc: "the rule's shadow", Of: func(it *Item) any {
 		if it.Shadow == nil {
 			return nil
 		}
 		return it.Shadow
 	}},
-	optional("active_buckets", "hosts, subnets or flows whose bucket is not empty; null if unknown", func(it *Item) *uint64 { return it.ActiveBuckets }).as(OfRules).where((*Item).hasBuckets, "where hosts, subnets or flows have buckets of their own").head("BUCKETS"),
-	optional("active_sharers", "how many have a part of the fair shares now; null if unknown", func(it *Item) *uint64 { return it.ActiveSharers }).as(OfAll).head("SHARERS"),
-	optional("interval_ns", "time between the two samples of `--interval`; null without it", func(it *Item) *uint64 { return history.NotZero(uint64(it.Interval)) }),
+	optional("active_buckets", "hosts, subnets or flows whose bucket is not empty", func(it *Item) *uint64 { return it.ActiveBuckets }).as(OfRules).where((*Item).hasBuckets, "where hosts, subnets or flows have buckets of their own").head("BUCKETS"),
+	optional("active_sharers", "how many have a part of the fair shares now", func(it *Item) *uint64 { return it.ActiveSharers }).as(OfAll).head("SHARERS"),
+	optional("interval_ns", "time over which rates and percentages were measured", func(it *Item) *uint64 { return history.NotZero(uint64(it.Interval)) }),
 	value("use_bits_per_second", "rate of the passed packets"+now, (*Item).UseBits).head("USE"),
 	value("dropped_bits_per_second", "rate of the dropped packets"+now, (*Item).DroppedBits),
-	value("refused_bits_per_second", "rate of the packets that the pool itself refused"+now+", and for a rule", (*Item).RefusedBits),
+	value("refused_bits_per_second", "rate of the packets that the pool itself refused"+now, (*Item).RefusedBits),
 	value("borrowed_bits_per_second", "rate of the borrowed bytes"+now, (*Item).BorrowedBits),
-	value("green_bits_per_second", "rate of green packets"+now+", and without colours", func(it *Item) Value { green, _, _ := it.ColourBits(); return green }).head("GREEN"),
-	value("yellow_bits_per_second", "rate of yellow packets"+now+", and without colours", func(it *Item) Value { _, yellow, _ := it.ColourBits(); return yellow }).head("YELLOW"),
-	value("red_bits_per_second", "rate of red packets"+now+", and without colours", func(it *Item) Value { _, _, red := it.ColourBits(); return red }).head("RED"),
+	value("green_bits_per_second", "rate of green packets"+now, func(it *Item) Value { green, _, _ := it.ColourBits(); return green }).head("GREEN"),
+	value("yellow_bits_per_second", "rate of yellow packets"+now, func(it *Item) Value { _, yellow, _ := it.ColourBits(); return yellow }).head("YELLOW"),
+	value("red_bits_per_second", "rate of red packets"+now, func(it *Item) Value { _, _, red := it.ColourBits(); return red }).head("RED"),
 	value("use_percent", "`use_bits_per_second` in percent of the rate in force; null without `--interval`, and where several keys have that rate each", (*Item).UsePercent).head("OF RATE"),
-	value("dropped_percent", "dropped packets in percent of the offered ones"+sinceSet+", and without an interval for a pool whose rules were set at another time", (*Item).DroppedPercent).head("DROPPED"),
-	value("refused_percent", "packets that the pool itself refused in percent of those that it passed or refused"+sinceSet+", and for a rule", (*Item).RefusedPercent).head("REFUSED"),
-	value("excess_percent", "excess and delayed packets in percent of those that the rule or pool itself passed or dropped"+sinceSet, (*Item).ExcessPercent).head("EXCESS"),
+	value("dropped_percent", "dropped packets in percent of the offered ones"+sinceSet, (*Item).DroppedPercent).head("DROPPED"),
+	value("refused_percent", "refused packets in percent of those that the pool itself passed or refused"+sinceSet, (*Item).RefusedPercent).head("REFUSED"),
+	value("excess_percent", "excess and delayed packets in percent of those that it passed or dropped itself"+sinceSet, (*Item).ExcessPercent).head("EXCESS"),
 }
 
 // ShadowFigures are those of a shadow alone, beside the Figures that it has in common with rules.
