@@ -86,9 +86,8 @@ func (f *Facts) checkCapacity(s *Hook, d *Device) {
 // checkSpeedTest finds rules with a burst longer than the default, which makes a speed test show more than the rate.
 func (f *Facts) checkSpeedTest(s *Hook, _ *Device) {
 	for _, r := range s.Limits.limited() {
-		const tenSeconds = 10 * time.Second
 		if first := r.MostIn(time.Second); first != policy.Unlimited && r.Capacity > policy.DefaultCapacity(r.Rate) && first > r.Rate {
-			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: %s, as its burst is longer than the default", r.Prefix, report.SpeedTest(uint64(r.MostIn(tenSeconds)), uint64(first))),
+			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: %s, as its burst is longer than the default", r.Prefix, report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
 				"if it should show the rate, set a shorter --capacity, or queue excess packets: --algorithm leaky --excess delay")
 			return
 		}
