@@ -46,7 +46,7 @@ func ofItems(kind live.Metric) (all []figure[*live.Item]) {
 	add := func(prefix, more string, figures []live.Figure, of func(*live.Item) *live.Item) {
 		for i := range figures {
 			f := &figures[i]
-			if f.Metric&kind == 0 || kind == live.OfPools && strings.HasPrefix(f.Key, "dropped_") {
+			if f.Metric&kind == 0 {
 				continue
 			}
 			name, type_ := prefix+f.Key, gauge
