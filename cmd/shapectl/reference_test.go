@@ -122,11 +122,21 @@ func optionTable() string {
 	s.WriteString("| key | meaning | default |\n| --- | --- | --- |\n")
 	for _, o := range policy.Options {
 		names := "`" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `") + "`"
-		usual := o.Value(new(policy.Limit)).String()
+		value := o.Value(new(policy.Limit))
+		usual, doc := cmp.Or(o.HelpDefault, value.String()), o.Doc
+		if doc == "" {
+			doc = strings.ReplaceAll(o.Help, "`", "")
+			if kind := value.Type(); strings.Contains(kind, "|") && usual != "none" { // a choice
+				doc = "`" + strings.ReplaceAll(kind, "|", "`, `") + "`: " + doc
+			}
+		}
+		if o.PoolOnly && !o.Fact {
+			doc = "of a pool: " + doc
+		}
 		if usual != "" {
 			usual = "`" + usual + "`"
 		}
-		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, usual, "none"))
+		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, doc, cmp.Or(o.DocDefault, usual, "none"))
 	}
 	return s.String()
 }
