@@ -34,7 +34,7 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
+.PHONY: all demo test test-unit test-go test-bench test-netns test-units race test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
 
 all: ## build bin/shapectl (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
@@ -48,10 +48,17 @@ test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
+	@$(MAKE) --no-print-directory -j test-go test-bench test-netns test-units
+
+# Parts of `make test`, which run side by side: each line of theirs says what it is about. Traffic that is measured gets the CPU first.
+test-go:
 	go test $(TEST) ./cmd/shapectl ./pkg/loader ./...
+
+test-bench:
 	go test -C bench $(TEST) ./...
-	scripts/netns-test.sh --brief
-	scripts/units-test.sh
+
+test-netns:
+	nice -n -10 scripts/netns-test.sh --brief
 
 test-unit: ## the tests that need neither root nor a kernel
 	go test $(UNIT)
@@ -70,7 +77,7 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 # long under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
 RACE = $(filter-out ./internal/program/ ./internal/testenv/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go internal)))))
 RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
-RACE_COMMANDS = 'Agent|Appl|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
+RACE_COMMANDS = 'Agent|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev

@@ -274,16 +274,13 @@ func (m *mirror) play(roll dice, changes, packets int) {
 // them, give the same verdicts, counters and levels in the kernel as in the model.
 func TestChangeIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces := 60
-	if testing.Short() {
-		traces = 4
-	}
-	hook := bySource()
-	for i := range traces {
+	t.Parallel()
+	for i := range testenv.Rounds(t, 20) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
 			roll := rand.New(rand.NewPCG(seed, uint64(i)))
 			m := &mirror{
-				rig:      newRig(t, shapemaps.Size{Rules: 32, Buckets: 4096}, hook),
+				rig:      newRig(t, shapemaps.Size{Rules: 32, Buckets: 4096}, bySource()),
 				overhead: []int16{shrink, grow, swell}[roll.Uint64N(3)],
 			}
 			m.play(roll.Uint64N, 12, 60)

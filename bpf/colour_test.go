@@ -180,13 +180,14 @@ func TestColoursAsInModel(t *testing.T) {
 
 // The program gives packets the colours of DPDK's meters.
 func TestColoursAsInDPDK(t *testing.T) {
+	t.Parallel()
 	seed := testenv.Seed(t)
 	meters := rtemeter.Start(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := newRig(t, maps.Size{Rules: 8, Colours: true}, egress())
 	host := addr("10.9.9.9")
 	now := uint64(time.Hour)
-	for range 1000 {
+	for range testenv.Rounds(t, 200) {
 		trace := meters.Trace(random, coloured[random.IntN(3)], random.IntN(2) == 0, 40)
 		rule := inColours(trace.Rule)
 		rule.Prefix = prefix("10.0.0.0/8")
@@ -205,6 +206,7 @@ func TestColoursAsInDPDK(t *testing.T) {
 
 // Both buckets keep their room through changes at once, and through changes that begin at a moment and last or revert.
 func TestColoursThroughChanges(t *testing.T) {
+	t.Parallel()
 	seed := testenv.Seed(t)
 	hosts := []netip.Addr{addr("10.9.9.1"), addr("10.9.9.2")}
 	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
@@ -259,7 +261,7 @@ func TestColoursThroughChanges(t *testing.T) {
 				host := hosts[random.IntN(2)]
 				c.offer(host, now, 64+random.Uint64N(1451), policy.Green)
 			}
-			for range 200 {
+			for range testenv.Rounds(t, 60) {
 				for range random.IntN(30) {
 					offer()
 				}
@@ -308,6 +310,7 @@ func TestColoursThroughChanges(t *testing.T) {
 
 // However a rule changes between the algorithms, and back, over no window passes more than the rates in force and a burst allow.
 func TestChangesOfColoursGiveNoRoom(t *testing.T) {
+	t.Parallel()
 	plain := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8e6, Capacity: 20_000}
 	srtcm, trtcm := plain, plain
 	srtcm.Algorithm, srtcm.Colours = policy.SRTCM, policy.Colours{EBS: 10_000, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop}
@@ -350,7 +353,7 @@ func TestChangesOfColoursGiveNoRoom(t *testing.T) {
 			}
 			r.put(rules[0], now)
 			least = bursts[0]
-			for range 100 {
+			for range testenv.Rounds(t, 40) {
 				offer(soon())
 				before, after := in, random.IntN(len(rules))
 				how := random.IntN(4)

@@ -102,13 +102,6 @@ func hosts(tb testing.TB, next *ebpf.Program, n int32) *ebpf.Program {
 	)
 }
 
-func packets(full, short int) int {
-	if testing.Short() {
-		return short
-	}
-	return full
-}
-
 // Two CPUs on one bucket never admit more than one CPU would.
 func TestTwoCPUsOneBucket(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
@@ -126,7 +119,7 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 					e := r.put(rule, 0)
 					send(t, r.program(), frame, meta{}) // allocates the bucket
 					before := r.counters()[e.ID]
-					count := uint64(packets(500_000, 50_000))
+					count := uint64(testenv.Rounds(t, 100_000))
 					took := onEachCPU(t, func(int) error {
 						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(count)})
 						return err
@@ -168,7 +161,7 @@ func TestTwoCPUsTwoBuckets(t *testing.T) {
 					e := r.put(rule, 0)
 					send(t, r.program(), frame, meta{}) // allocates the buckets
 					before := r.counters()[e.ID]
-					count := uint64(packets(500_000, 50_000))
+					count := uint64(testenv.Rounds(t, 100_000))
 					took := onEachCPU(t, func(int) error {
 						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(count)})
 						return err
@@ -270,7 +263,7 @@ func TestSlotReallocation(t *testing.T) {
 					e := r.put(rule, 0)
 					p := hosts(t, r.program(), int32(keys))
 					took := onEachCPU(t, func(int) error {
-						_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(400_000, 50_000))})
+						_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(testenv.Rounds(t, 100_000))})
 						return err
 					})
 					c, bound := r.counters()[e.ID], (min(keys, 4)+1)*(rule.Capacity+leaked(rate, took))
@@ -346,7 +339,7 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 				}
 				programs, done := inStep(t, r.program(), gap, true)
 				// Until the CPUs have met often enough.
-				for r.set.Store.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
+				for r.set.Store.Counters(e.ID).ExcessPackets < 50_000 {
 					onEachCPU(t, func(cpu int) error {
 						_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
 						return err
@@ -380,7 +373,7 @@ func (r *rig) disturbed(e maps.Entry, change func(*bpf.AbiRule), frame []byte) {
 			}
 		}
 	})
-	for range packets(100, 20) {
+	for range testenv.Rounds(r, 50) {
 		if _, err = p.Run(&ebpf.RunOptions{Data: frame, Repeat: 10_000}); err != nil {
 			break
 		}
@@ -426,7 +419,7 @@ func TestWrappedBucketOnTwoCPUs(t *testing.T) {
 				f.putIn(r, 0)
 			}
 			programs, _ := inStep(t, f.program(), gap, false)
-			for range packets(6, 3) {
+			for range 3 {
 				onEachCPU(t, func(cpu int) error {
 					_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
 					return err
@@ -467,7 +460,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 				asm.StoreMem(asm.R2, host, asm.R0, asm.Half),
 			)
 			onEachCPU(t, func(int) error {
-				_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(1_000_000, 300_000))})
+				_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(testenv.Rounds(t, 300_000))})
 				return err
 			})
 			r.slotsAreSound()
@@ -501,7 +494,7 @@ func TestSlotReallocationIsFair(t *testing.T) {
 					for key := range keys {
 						frames[key] = ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(uint16(key), 2), zeros(958)))
 					}
-					for i := range packets(60_000, 6000) {
+					for i := range testenv.Rounds(t, 12_000) {
 						// In bursts, so that the buckets of other keys drain meanwhile.
 						key := (i/(100*(cpu+1)) + i%2) % keys
 						verdict, err := p.Run(&ebpf.RunOptions{Data: frames[key]})
@@ -551,13 +544,13 @@ func TestFlood(t *testing.T) {
 			p, first := r.program(), maps.Now()
 			send(t, p, busy, meta{}) // gets its bucket before the flood
 			mine := uint64(size)
-			flows := packets(1<<20, 1<<16)
-			flood := randomFlow(t, p, int32(flows))
+			const flows = 1 << 17
+			flood := randomFlow(t, p, flows)
 			var over atomic.Bool
 			onEachCPU(t, func(cpu int) error {
 				if cpu == 0 {
 					defer over.Store(true)
-					_, err := flood.Run(&ebpf.RunOptions{Data: busy, Repeat: uint32(flows)})
+					_, err := flood.Run(&ebpf.RunOptions{Data: busy, Repeat: flows})
 					return err
 				}
 				for !over.Load() {
@@ -656,7 +649,7 @@ func TestEveryByteIsChargedOnce(t *testing.T) {
 	const size, holds, now = 100, 3, uint64(1e12)
 	for _, algorithm := range algorithms {
 		for i, each := range append(eaches, eaches[1:]...) {
-			keys, buckets := packets(4000, 500), uint32(1<<17)
+			keys, buckets := testenv.Rounds(t, 1000), uint32(1<<17)
 			if i >= len(eaches) {
 				buckets = uint32(keys) // rounded up to a power of two
 			}
@@ -730,7 +723,7 @@ func TestSkewedClocks(t *testing.T) {
 					var clock atomic.Uint64
 					inCrowd(t, func(member int) error {
 						skew := uint64(member) * 1_000_000 / (crowd - 1)
-						for i := range packets(3000, 500) {
+						for i := range 1000 {
 							key := i % keys
 							now := start + clock.Add(step) - skew
 							verdict, err := p.Run(&ebpf.RunOptions{Data: toHost(2*key, size), Context: meta{now: now}.context()})
@@ -850,7 +843,7 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 				p := r.program()
 				var passed, sent atomic.Uint64
 				var over atomic.Bool
-				changes := packets(300, 100) // each waits for packets
+				changes := testenv.Rounds(t, 60) // each waits for packets
 				if name == "capacity" {
 					changes = 24
 				}
@@ -928,7 +921,7 @@ func TestChangesOnALiveClock(t *testing.T) {
 				took := onEachCPU(t, func(cpu int) error {
 					if cpu == 0 {
 						defer over.Store(true)
-						for range packets(20, 5) {
+						for range testenv.Rounds(t, 10) {
 							rule.Rate ^= 1
 							if _, err := r.set.Put(rule); err != nil {
 								return err
@@ -969,7 +962,7 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 			onEachCPU(t, func(cpu int) error {
 				if cpu == 0 {
 					defer over.Store(true)
-					for range packets(50, 20) {
+					for range 25 {
 						rule.Rate ^= 1
 						r.at(now)
 						if _, err := r.set.Put(rule); err != nil {
@@ -1020,7 +1013,7 @@ func TestMovesKeepEveryCharge(t *testing.T) {
 			}, now)
 			frames := [2][]byte{toHost(1<<16, 100), toHost(2<<16, 164)}
 			programs := [2]*ebpf.Program{random(r.program(), 16), random(r.program(), 1<<15)}
-			for range packets(300, 50) {
+			for range testenv.Rounds(t, 100) {
 				now += 1000 * uint64(time.Second) // all buckets are empty
 				before := r.counters()[e.ID]
 				onEachCPU(t, func(cpu int) error {
@@ -1066,7 +1059,7 @@ func TestChangeIsAtomicForPackets(t *testing.T) {
 					for !begun.Load() {
 						runtime.Gosched()
 					}
-					changes := packets(60, 20)
+					changes := testenv.Rounds(t, 30)
 					for i := 0; i < changes || i < 100*changes && !bothSeen(); i++ {
 						r.at(now)
 						if _, err := r.set.Put([]policy.Rule{strict, lenient}[i%2]); err != nil {

@@ -16,14 +16,15 @@ import (
 // The percentage of hosts without a slot, by the number of hosts with a level per
 // hundred slots. docs/operations.md has these numbers.
 func TestTableFill(t *testing.T) {
+	t.Parallel()
 	promised := []struct {
 		hosts   int
 		spilled float64 // percent
 	}{{50, 0.01}, {75, 0.05}, {90, 1}, {100, 5}}
 	const now = uint64(1e12)
-	slots := packets(1<<18, 1<<16) // with fewer, chance decides
+	const slots = 1 << 16 // with fewer, chance decides
 	run := func(t *testing.T, p netip.Prefix, host func() netip.Addr) {
-		r := newRig(t, maps.Size{Rules: 1, Buckets: uint32(slots)}, egress())
+		r := newRig(t, maps.Size{Rules: 1, Buckets: slots}, egress())
 		e := r.put(policy.Rule{
 			Prefix: p, Rate: 1_000_000, Capacity: 2000, Algorithm: policy.GCRA, Each: policy.Each{Kind: policy.EachHost},
 		}, now)

@@ -156,12 +156,11 @@ func sendOne(p *leasedPool, frame []byte, m meta) bool {
 // that begin, last, and revert. The bucket always keeps its room, so no more than the rates allow ever passes.
 func TestLeases(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, steps := 12, 200
-	if testing.Short() {
-		traces, steps = 3, 60
-	}
-	for i := range traces {
+	t.Parallel()
+	const steps = 120
+	for i := range testenv.Rounds(t, 5) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
 			random := rand.New(rand.NewPCG(seed, uint64(i)))
 			roll := random.Uint64N
 			p := &leasedPool{rig: newRig(t, maps.Size{Views: 2, Rules: 16, Buckets: 4, Labels: 64, Leases: 4, Pools: true}, bySource())}

@@ -288,12 +288,13 @@ func pool(name string, r policy.Rule) policy.Rule {
 // Rules in random trees of pools: each packet has the verdict of the model, and changes levels and counters as
 // in the model. Every other tree delays and marks nothing, so that it is known what listeners are told.
 func TestPools(t *testing.T) {
-	const trees, packets = 100, 400
+	t.Parallel()
+	const packets = 400
 	f := newForest(t, 4096)
 	random := rand.New(rand.NewPCG(testenv.Seed(t), 13))
 	roll := func(n uint64) uint64 { return random.Uint64N(n) }
 	weights := []policy.Weight{0, 2, 3, policy.MaxWeight}
-	for tree := range trees {
+	for tree := range testenv.Rounds(t, 30) {
 		plain := tree%2 == 1
 		f.rules, f.pools = nil, nil
 		f.set.Store.Clear(f.set, f.set.Store.Pools())
@@ -395,10 +396,11 @@ func TestPools(t *testing.T) {
 // Pools in random trees pass no more than their limits, over any window, whatever their rules do with excess packets, and with
 // keys that find no slot. What a pool refuses does not pass by a penalty, and is not charged.
 func TestPoolsBoundAllRules(t *testing.T) {
-	const trees, packets = 60, 400
+	t.Parallel()
+	const packets = 400
 	f, random := newForest(t, 4), rand.New(rand.NewPCG(testenv.Seed(t), 30))
 	roll := func(n uint64) uint64 { return random.Uint64N(n) }
-	for tree := range trees {
+	for tree := range testenv.Rounds(t, 30) {
 		f.rules, f.pools = nil, nil
 		f.set.Store.Clear(f.set, f.set.Store.Pools())
 		now, rate := uint64(1e12), uint64(64_000)<<roll(12)
@@ -486,7 +488,7 @@ func TestPoolOnTwoCPUs(t *testing.T) {
 				}
 				program := f.program()
 				took := onEachCPU(t, func(cpu int) error {
-					_, err := program.Run(&ebpf.RunOptions{Data: frames[cpu], Repeat: uint32(packets(300_000, 30_000))})
+					_, err := program.Run(&ebpf.RunOptions{Data: frames[cpu], Repeat: uint32(testenv.Rounds(t, 60_000))})
 					return err
 				})
 				var sum uint64

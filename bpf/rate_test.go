@@ -22,12 +22,9 @@ import (
 // each moment, and the level that a smaller capacity cuts off may pass again.
 func TestEveryWindow(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, packets := 48, 1500
-	if testing.Short() {
-		traces = 12
-	}
+	const packets = 1500
 	r := matchSource(t)
-	for i := range traces {
+	for i := range testenv.Rounds(t, 24) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			r.TB = t
 			roll := rand.New(rand.NewPCG(seed, uint64(i)))
@@ -114,14 +111,11 @@ func ticking(tb testing.TB, next *ebpf.Program, ns uint64) *ebpf.Program {
 	)
 }
 
-// After a million packets of any size, the passed bytes match the rate, to one part
+// After many packets of any size, the passed bytes match the rate, to one part
 // in a million and to two units.
 func TestLongRunRate(t *testing.T) {
 	rates := []policy.Rate{8000, 64_001, 123_456_789, 10_000_000_000, 399_999_999_999, 400_000_000_000, policy.MaxRate}
-	repeat := uint64(1 << 20)
-	if testing.Short() {
-		repeat = 1 << 16
-	}
+	const repeat = uint64(1 << 18)
 	r := matchSource(t)
 	for i, rate := range rates {
 		for j, n := range []uint64{40, 41, 1514, 65536, 512 << 10} {

@@ -456,15 +456,12 @@ func later(roll dice, m model.Meter, now uint64) uint64 {
 // leave the same level in the kernel as in the model.
 func TestKernelIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, packets := 120, 600
-	if testing.Short() {
-		traces = 8
-	}
+	t.Parallel()
 	r := matchSource(t)
-	for i := range traces {
+	for i := range testenv.Rounds(t, 16) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			r.TB = t
-			roll, left := rand.New(rand.NewPCG(seed, uint64(i))), packets
+			roll, left := rand.New(rand.NewPCG(seed, uint64(i))), 600
 			play(r, prefix("10.0.0.0/24"), roll.Uint64N, func() bool { left--; return left >= 0 }, 3)
 		})
 	}

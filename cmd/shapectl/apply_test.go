@@ -531,7 +531,7 @@ func TestKilledApply(t *testing.T) {
 	for _, c := range []struct {
 		hook  string
 		kills int
-	}{{"tcx", 25}, {"clsact", 15}} {
+	}{{"tcx", testenv.Rounds(t, 8)}, {"clsact", testenv.Rounds(t, 4)}} {
 		t.Run(c.hook, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)

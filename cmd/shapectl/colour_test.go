@@ -57,52 +57,53 @@ func near(a, b uint64) bool { return max(a, b)-min(a, b) < 100 }
 // What explain says of the next packet is what becomes of it, and show counts it so.
 func TestColoursAgreeWithPackets(t *testing.T) {
 	t.Parallel()
+	r := newRig(t)
+	r.ok(strings.Fields("set vb egress 10.0.0.0/24 --rate 1mbit --algorithm trtcm --pir 2mbit --each host")...) // keeps the programs loaded
 	for _, meter := range []string{
 		"--algorithm srtcm --ebs 2500", "--algorithm srtcm --ebs 0", "--algorithm trtcm --pir 16kbit --pbs 6500",
 		"--algorithm rfc4115 --eir 8kbit --ebs 2500 --red dscp:LE", "--algorithm rfc4115 --eir 8kbit --ebs 0", "--algorithm srtcm --ebs 2500 --colour-aware",
 		"--algorithm trtcm --pir 16kbit --pbs 6500 --colour-aware --yellow drop", "--algorithm srtcm --ebs 2500 --overhead 24",
 	} {
 		for _, each := range []string{"all", "host"} {
-			t.Run(meter+" "+each, func(t *testing.T) {
-				r := newRig(t)
-				r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 " + meter + " --each " + each)
-				for packet := range 11 {
-					dscp := []string{"CS0", "AF12", "AF13"}[packet%3]
-					class, err := policy.ParseDSCP(dscp)
-					testenv.Must(t, err)
-					a := r.explain("va", "egress", "10.0.0.7", "--bytes", "1000", "--dscp", dscp).Hooks[0]
-					colour := a.Bucket.Colour
-					if a.Conforms != (colour == "green") {
-						t.Errorf("packet %d: %+v", packet, a)
-					}
-					before := r.reported()
-					r.sendDSCP(class, 1000)
-					after := r.reported()
-					want := map[string]uint64{colour: 1}
-					for other, n := range map[string]uint64{
-						"green": after.GreenPackets - before.GreenPackets, "yellow": after.YellowPackets - before.YellowPackets, "red": after.RedPackets - before.RedPackets,
-					} {
-						if n != want[other] {
-							t.Errorf("packet %d, %s: %d are %s, and it was to be %s", packet, dscp, n, other, colour)
-						}
-					}
-					if dropped := after.DroppedPackets > before.DroppedPackets; dropped != (a.Verdict == "drop") {
-						t.Errorf("packet %d: %s is expected, and it was dropped: %v", packet, a.Verdict, dropped)
+			rule := meter + " --each " + each
+			r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 " + rule)
+			before := r.reported()
+			for packet := range 11 {
+				dscp := []string{"CS0", "AF12", "AF13"}[packet%3]
+				class, err := policy.ParseDSCP(dscp)
+				testenv.Must(t, err)
+				a := r.explain("va", "egress", "10.0.0.7", "--bytes", "1000", "--dscp", dscp).Hooks[0]
+				colour := a.Bucket.Colour
+				if a.Conforms != (colour == "green") {
+					t.Errorf("%s, packet %d: %+v", rule, packet, a)
+				}
+				r.sendDSCP(class, 1000)
+				after := r.reported()
+				want := map[string]uint64{colour: 1}
+				for other, n := range map[string]uint64{
+					"green": after.GreenPackets - before.GreenPackets, "yellow": after.YellowPackets - before.YellowPackets, "red": after.RedPackets - before.RedPackets,
+				} {
+					if n != want[other] {
+						t.Errorf("%s, packet %d, %s: %d are %s, and it was to be %s", rule, packet, dscp, n, other, colour)
 					}
 				}
-				all := r.reported()
-				if all.GreenPackets == 0 || all.RedPackets == 0 || (all.YellowPackets == 0) != strings.Contains(meter, "--ebs 0") {
-					t.Errorf("too few colours to test with: %+v", all)
+				if dropped := after.DroppedPackets > before.DroppedPackets; dropped != (a.Verdict == "drop") {
+					t.Errorf("%s, packet %d: %s is expected, and it was dropped: %v", rule, packet, a.Verdict, dropped)
 				}
-				buckets := r.reported("--buckets")
-				a := r.explain("va", "egress", "10.0.0.7").Hooks[0].Bucket
-				if of := buckets.Buckets; len(of) != 1 || !near(of[0].Bytes, a.LevelBytes) || !near(*of[0].SecondBytes, *a.SecondLevelBytes) {
-					t.Errorf("buckets are %+v, and explain says %d and %d", of, a.LevelBytes, *a.SecondLevelBytes)
-				}
-				if each == "all" && !near(buckets.SecondLevelBytes, *a.SecondLevelBytes) {
-					t.Errorf("the shared bucket is at %d, and explain says %d", buckets.SecondLevelBytes, *a.SecondLevelBytes)
-				}
-			})
+				before = after
+			}
+			if all := before; all.GreenPackets == 0 || all.RedPackets == 0 || (all.YellowPackets == 0) != strings.Contains(meter, "--ebs 0") {
+				t.Errorf("%s: too few colours to test with: %+v", rule, all)
+			}
+			buckets := r.reported("--buckets")
+			a := r.explain("va", "egress", "10.0.0.7").Hooks[0].Bucket
+			if of := buckets.Buckets; len(of) != 1 || !near(of[0].Bytes, a.LevelBytes) || !near(*of[0].SecondBytes, *a.SecondLevelBytes) {
+				t.Errorf("%s: buckets are %+v, and explain says %d and %d", rule, of, a.LevelBytes, *a.SecondLevelBytes)
+			}
+			if each == "all" && !near(buckets.SecondLevelBytes, *a.SecondLevelBytes) {
+				t.Errorf("%s: the shared bucket is at %d, and explain says %d", rule, buckets.SecondLevelBytes, *a.SecondLevelBytes)
+			}
+			r.ok("delete", "va", "egress", "10.0.0.0/24")
 		}
 	}
 }

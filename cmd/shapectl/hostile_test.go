@@ -22,8 +22,7 @@ import (
 
 // hostileDevices are names that the kernel lets devices have.
 var hostileDevices = []string{
-	"\x1b[31mred\x1b[0m", "a\u202eb\u2066c", "a\u009b2Jb\u0085", "\x01\x08\x7f", "$(reboot);`x`", "-n", "a'b\"c\\d", "\u2028\ufeff\U0001d173",
-	"\"\x1b\\$`'#*&",
+	"\x1b[31mred\x01\x08\x7f", "\u202eb\u2066\u2028\ufeff", "\u009b2J\u0085\U0001d173", "$(reboot);`x`", "-n", "a'b\"c\\d", "\"\x1b\\$`'#*&",
 }
 
 // notUTF8 is one that no JSON and no policy can have.

@@ -5,13 +5,15 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
 )
 
 // TestFairAfterChange compares what each host may use with exact weighted max-min fairness, after the demand of some hosts
 // has changed.
 func TestFairAfterChange(t *testing.T) {
 	var parts, late int
-	for seed := range uint64(short(500)) {
+	for seed := range uint64(testenv.Rounds(t, 50)) {
 		w := settled(t, seed)
 		for range 5 {
 			for range 1 + w.IntN(len(w.hosts)) {
@@ -65,7 +67,7 @@ func (w *world) unfair() map[*simPool]float64 {
 
 // TestCalm lets nothing change and nothing go wrong: no lease must be lowered for long.
 func TestCalm(t *testing.T) {
-	for seed := range uint64(short(100)) {
+	for seed := range uint64(testenv.Rounds(t, 20)) {
 		w := settled(t, seed)
 		for range 300 {
 			w.run(time.Second / 10)
@@ -78,7 +80,7 @@ func TestCalm(t *testing.T) {
 
 // TestEmptiedAgain empties the store before it has granted leases again. Hosts that are back must not be reserved for.
 func TestEmptiedAgain(t *testing.T) {
-	for seed := range uint64(short(100)) {
+	for seed := range uint64(testenv.Rounds(t, 20)) {
 		w := settled(t, seed)
 		for range 1 + w.IntN(5) {
 			w.lose(&simStore{clusters: map[string]*simCluster{}})

@@ -47,7 +47,7 @@ func do(t testing.TB, s *Store, command string, args ...any) string {
 func TestStoreAsInLua(t *testing.T) {
 	s := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
 	ctx, compared := context.Background(), 0
-	for seed := range uint64(short(30)) {
+	for seed := range uint64(testenv.Rounds(t, 6)) {
 		randomHistory(t, seed, func(w *world) {
 			server := ""
 			w.compare = func(c Call, want Answer) {

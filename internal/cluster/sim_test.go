@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"container/heap"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -10,21 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/testenv"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 )
-
-var (
-	histories = flag.Int("histories", 2000, "how many random `histories` TestSumOfLeases has")
-	clusters  = flag.Int("clusters", 4, "how many `clusters` of a thousand hosts TestThousandHosts has")
-)
-
-// short makes a number of repetitions smaller with -short, which the race detector has.
-func short(n int) int {
-	if testing.Short() {
-		return (n + 19) / 20
-	}
-	return n
-}
 
 // A world runs agents and a store in virtual time. What is slow, lost or stopped in it is decided by chance.
 type world struct {
@@ -384,14 +371,15 @@ func (w *world) exact(cluster string) map[*simPool]float64 {
 func TestSumOfLeases(t *testing.T) {
 	var most float64
 	unknown := 0
-	for seed := range uint64(short(*histories)) {
+	histories := testenv.Rounds(t, 200)
+	for seed := range uint64(histories) {
 		w := randomHistory(t, seed, nil)
 		most = max(most, w.most)
 		if w.unknown[theCluster] {
 			unknown++
 		}
 	}
-	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", short(*histories), most, unknown)
+	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", histories, most, unknown)
 }
 
 const theCluster = "c"
@@ -514,7 +502,7 @@ func TestThousandHosts(t *testing.T) {
 	w := newWorld(t, 1, faults{delay: 10 * time.Millisecond, lost: 1e-3, late: 1e-3, drift: 5e-4})
 	for i := range hosts {
 		h := w.addHost(fmt.Sprint("h", i))
-		for c := range short(*clusters) {
+		for c := range testenv.Rounds(t, 1) {
 			cluster := fmt.Sprint("c", c)
 			w.rates[cluster] = 10e9
 			h.addPool(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)

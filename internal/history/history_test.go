@@ -144,7 +144,7 @@ func TestLossless(t *testing.T) {
 func TestSizeOfHistory(t *testing.T) {
 	r := record(t, Options{Bytes: 400_000})
 	l := newLoad(50, 50)
-	for range 60 * 360 {
+	for range 30 * 360 {
 		if l.random.IntN(6) == 0 {
 			l.churn(1)
 		}

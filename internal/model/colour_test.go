@@ -66,10 +66,7 @@ func (p *colouredPair) gap(roll dice, now, n uint64) uint64 {
 // Random rates and burst sizes. All orders of magnitude are equally likely.
 func TestColoursAreExact(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, packets := 150, 250
-	if testing.Short() {
-		traces = 30
-	}
+	traces, packets := testenv.Rounds(t, 40), 250
 	for _, algorithm := range coloured {
 		for _, aware := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/aware=%v", algorithm, aware), func(t *testing.T) {
@@ -218,10 +215,7 @@ func TestColoursNotIdleYet(t *testing.T) {
 func TestColoursInEveryWindow(t *testing.T) {
 	seed := testenv.Seed(t)
 	const largestStep = 1_000_000 // ns backwards
-	traces, packets := 60, 2000
-	if testing.Short() {
-		traces = 12
-	}
+	traces, packets := testenv.Rounds(t, 20), 2000
 	for i := range traces {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		algorithm, cir := coloured[i%3], 8000+r.Uint64N(1<<(10+r.Uint64N(28)))

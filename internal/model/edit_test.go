@@ -1,7 +1,6 @@
 package model
 
 import (
-	"flag"
 	"fmt"
 	"math/big"
 	"math/rand/v2"
@@ -129,17 +128,12 @@ func (s *edited) send(n uint64) {
 	}
 }
 
-var editTraces = flag.Int("traces", 500, "how many `traces` TestEdits has")
-
 // Edits, leases, and changes that begin and revert at times that are known before, at any time. After each of them, a bucket
 // has the exact room that it had, up to the new capacity, and over no window passes more than the rates in force and the
 // room at its beginning. A queue keeps departures in order.
 func TestEdits(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, steps := *editTraces, 200
-	if testing.Short() {
-		traces = 100
-	}
+	traces, steps := testenv.Rounds(t, 100), 200
 	var edits, idle, queues, packets, near int
 	for i := range traces {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -194,11 +188,7 @@ func TestEdits(t *testing.T) {
 // often the clock has wrapped since then.
 func TestEditsOverYears(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces := 4000
-	if testing.Short() {
-		traces = 1000
-	}
-	for i := range traces {
+	for i := range testenv.Rounds(t, 1000) {
 		roll := random(rand.New(rand.NewPCG(seed, uint64(i))))
 		some := func(from, octaves uint64) uint64 { return from<<roll(octaves) + roll(from) }
 		now := starts[roll(uint64(len(starts)-1))]

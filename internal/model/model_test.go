@@ -151,10 +151,7 @@ func play(tb testing.TB, roll dice, p *pair, now uint64, packets int, ecn, chang
 
 func TestOfferIsExact(t *testing.T) {
 	seed := testenv.Seed(t)
-	packets := 400
-	if testing.Short() {
-		packets = 60
-	}
+	packets := testenv.Rounds(t, 100)
 	near, ties, steps := 0, 0, 0
 	for i, rate := range rates {
 		for j, start := range starts {
@@ -180,11 +177,7 @@ func TestOfferIsExact(t *testing.T) {
 // Random rates, capacities and penalties. All orders of magnitude are equally likely.
 func TestAnyMeterIsExact(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces := 600
-	if testing.Short() {
-		traces = 100
-	}
-	for i := range traces {
+	for i := range testenv.Rounds(t, 150) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(i)))
 			rate := min(8+r.Uint64N(1<<(3+r.IntN(38))), 1e12)
@@ -382,11 +375,8 @@ func TestWait(t *testing.T) {
 // The window bounds of the specification, over every window of a trace. CPU clocks differ. TestEdits has edits.
 func TestEveryWindow(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, packets := 200, 5000
-	if testing.Short() {
-		traces = 40
-	}
-	for i := range traces {
+	const packets = 5000
+	for i := range testenv.Rounds(t, 60) {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		greedy := i%3 == 0   // sends each packet as soon as it conforms
 		overload := i%3 == 1 // offers more than the rate

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -148,12 +149,8 @@ func (all senders) worst(seconds int, rate float64) (worst, least, lost float64)
 // The worst errors from the first second on, by exact water-filling of what passed: at most 10 % over any 2 s with up to
 // 200 senders, and 25 % over any 5 s with up to 4000, but for one packet of the sender.
 func TestSharesAreMaxMin(t *testing.T) {
-	traces := 40
-	if testing.Short() {
-		traces = 12
-	}
 	numbers := []int{375, 399, 966} // those who send most have little weight, and others with more come and go
-	for i := range traces {
+	for i := range testenv.Rounds(t, 4) {
 		numbers = append(numbers, i)
 	}
 	for _, i := range numbers {

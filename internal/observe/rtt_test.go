@@ -65,6 +65,7 @@ func TestRoundTrips(t *testing.T) {
 			{after: 2 * ms, tcp: tcp{src: near, dst: far, seq: 100, ack: 500, flags: ack, tsval: 33, tsecr: 5}},
 		}
 	}
+	r, hosts := newRig(t, Options{}), 0 // each conversation is with a host of its own
 	for name, c := range map[string]struct {
 		steps            []step
 		receiver, sender time.Duration // 0 for none
@@ -158,13 +159,22 @@ func TestRoundTrips(t *testing.T) {
 				continue // nobody can tell
 			}
 			t.Run(name+variant, func(t *testing.T) {
-				cidr := "10.0.1.0/24"
+				hosts++
+				host := fmt.Sprintf("10.0.%d.%d", 1+hosts/100, hosts%100)
+				cidr := host + "/32"
 				if strings.Contains(variant, "IPv6") {
-					cidr = "2001:db8:1::/64"
+					host = fmt.Sprintf("[2001:db8:1::%d]", hosts)
+					cidr = strings.Trim(host, "[]") + "/128"
 				}
-				r := newRig(t, Options{}, ruleOf("egress", cidr))
+				r.TB = t
+				r.follow(ruleOf("egress", cidr))
 				for _, s := range c.steps {
 					change(&s.tcp)
+					for _, end := range []*string{&s.tcp.src, &s.tcp.dst} {
+						if *end == far || *end == far6 {
+							*end = host + ":80"
+						}
+					}
 					r.talk(s)
 				}
 				got := r.parts("egress", cidr)

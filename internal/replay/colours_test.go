@@ -34,54 +34,52 @@ func TestColouredFrames(t *testing.T) {
 	seed := testenv.Seed(t)
 	actions := []policy.Action{policy.ActionPass, policy.ActionPass, policy.ActionECN, policy.ActionDrop, policy.SetDSCP(0), policy.SetDSCP(12), policy.SetDSCP(63)}
 	for i, algorithm := range coloured {
-		for _, aware := range []bool{false, true} {
-			for j, each := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
-				t.Run(fmt.Sprintf("%v/aware=%v/each=%v", algorithm, aware, policy.Each{Kind: each}), func(t *testing.T) {
-					roll := rand.New(rand.NewPCG(seed, uint64(3*i+j)))
-					l := bothFamilies(80000, 2000, each)
-					for i := range l.Rules {
-						r := &l.Rules[i]
-						colour(r, algorithm, 100000+policy.Rate(roll.IntN(20000)), 2500+roll.Uint64N(1500))
-						c := &r.Colours
-						if c.Aware = aware; aware {
-							c.In = policy.ColourMap{Yellow: roll.Uint64() & roll.Uint64()}
-							c.In.Red = roll.Uint64() & roll.Uint64() &^ c.In.Yellow
-						}
-						if i == 1 {
-							r.Framing = policy.Framing{Overhead: int16(roll.IntN(120) - 64), MPU: uint16(roll.IntN(2) * 84)}
-							for _, a := range []*policy.Action{&c.Green, &c.Yellow, &c.Red} {
-								*a = actions[roll.IntN(len(actions))]
-							}
+		for j, each := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
+			t.Run(fmt.Sprintf("%v/each=%v", algorithm, policy.Each{Kind: each}), func(t *testing.T) {
+				roll := rand.New(rand.NewPCG(seed, uint64(3*i+j)))
+				l := bothFamilies(80000, 2000, each)
+				for k := range l.Rules {
+					r := &l.Rules[k]
+					colour(r, algorithm, 100000+policy.Rate(roll.IntN(20000)), 2500+roll.Uint64N(1500))
+					c := &r.Colours
+					if c.Aware = (i+j+k)%2 == 0; c.Aware {
+						c.In = policy.ColourMap{Yellow: roll.Uint64() & roll.Uint64()}
+						c.In.Red = roll.Uint64() & roll.Uint64() &^ c.In.Yellow
+					}
+					if k == 1 {
+						r.Framing = policy.Framing{Overhead: int16(roll.IntN(120) - 64), MPU: uint16(roll.IntN(2) * 84)}
+						for _, a := range []*policy.Action{&c.Green, &c.Yellow, &c.Red} {
+							*a = actions[roll.IntN(len(actions))]
 						}
 					}
-					e, now := newBoth(t, l), uint64(time.Hour)
-					colours := map[policy.Colour]int{}
-					for range 1200 {
-						p := randomFrame(roll)
-						if roll.IntN(2) == 0 { // enough packets of one key
-							p = at(0, typeIPv4, ip4("10.0.0.1", "10.0.0.2", 17, byte(roll.Uint32()), ports(5000, 53, 20+roll.IntN(700))...))
-						}
-						now += roll.Uint64N(uint64(10 * time.Millisecond))
-						switch roll.IntN(100) {
-						case 0:
-							p.Bytes += roll.Uint64N(200_000) // also as several segments
-						case 1, 2:
-							now += uint64(time.Second) // tokens for E
-						}
-						p.Time = now - roll.Uint64N(1000)
-						r, err := e.Offer(p)
-						if err != nil {
-							t.Fatalf("%+v: EtherType %#x, %x, %d bytes: %v", l.Rules, p.EtherType, p.Network, p.Bytes, err)
-						}
-						if r.Rule != NoRule {
-							colours[r.Colour]++
-						}
+				}
+				e, now := newBoth(t, l), uint64(time.Hour)
+				colours := map[policy.Colour]int{}
+				for range 1200 {
+					p := randomFrame(roll)
+					if roll.IntN(2) == 0 { // enough packets of one key
+						p = at(0, typeIPv4, ip4("10.0.0.1", "10.0.0.2", 17, byte(roll.Uint32()), ports(5000, 53, 20+roll.IntN(700))...))
 					}
-					if colours[policy.Green] < 20 || colours[policy.Yellow] < 20 || colours[policy.Red] < 20 {
-						t.Errorf("too few packets of a colour with %+v: %v", l.Rules, colours)
+					now += roll.Uint64N(uint64(10 * time.Millisecond))
+					switch roll.IntN(100) {
+					case 0:
+						p.Bytes += roll.Uint64N(200_000) // also as several segments
+					case 1, 2:
+						now += uint64(time.Second) // tokens for E
 					}
-				})
-			}
+					p.Time = now - roll.Uint64N(1000)
+					r, err := e.Offer(p)
+					if err != nil {
+						t.Fatalf("%+v: EtherType %#x, %x, %d bytes: %v", l.Rules, p.EtherType, p.Network, p.Bytes, err)
+					}
+					if r.Rule != NoRule {
+						colours[r.Colour]++
+					}
+				}
+				if colours[policy.Green] < 20 || colours[policy.Yellow] < 20 || colours[policy.Red] < 20 {
+					t.Errorf("too few packets of a colour with %+v: %v", l.Rules, colours)
+				}
+			})
 		}
 	}
 }

@@ -77,75 +77,86 @@ func offer(t *testing.T, e Engine, data string) (all []Result) {
 	}
 }
 
-// Both engines give the verdicts and levels of the test vectors, packet by packet.
-func TestVectors(t *testing.T) {
+// eachVector offers all test vectors to rules that rulesOf makes of them, with one engine.
+func eachVector(t *testing.T, rulesOf func(testenv.Trace, []testenv.Step) []policy.Rule, check func(t *testing.T, results []Result, steps []testenv.Step)) {
+	t.Helper()
+	var l Limits
+	var traces []testenv.Trace
 	for _, v := range testenv.Vectors(t) {
-		for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
-			t.Run(fmt.Sprintf("%s/%v", v.Name, algorithm), func(t *testing.T) {
-				steps := v.Steps(t)
-				var csv strings.Builder
-				for _, s := range steps {
-					fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
-				}
-				rule := everything(policy.Rate(v.Rate), v.Capacity)
-				rule.Algorithm = algorithm
-				results := offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String())
-				if len(results) != len(steps) {
-					t.Fatalf("%d packets of %d", len(results), len(steps))
-				}
-				for i, r := range results {
-					s := steps[i]
-					if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == model.Pass) != s.Pass {
-						t.Fatalf("packet %d: %+v, want %+v", i+1, r, s)
-					}
-					// The vectors round to a thousandth of a byte, the data path to units of 2^-20.
-					if got := float64(r.Level) / (1 << 20); math.Abs(got-s.Level) > 0.0005+3.0/(1<<20) {
-						t.Fatalf("packet %d: level %v, want %v", i+1, got, s.Level)
-					}
-				}
-			})
+		for _, rule := range rulesOf(v, v.Steps(t)) {
+			rule.Prefix = prefix(fmt.Sprintf("10.0.0.%d/32", len(l.Rules)))
+			l.Rules, traces = append(l.Rules, rule), append(traces, v)
 		}
 	}
+	e := newBoth(t, l)
+	for i, v := range traces {
+		t.Run(fmt.Sprintf("%s/%v", v.Name, l.Rules[i].Algorithm), func(t *testing.T) {
+			var results []Result
+			steps := v.Steps(t)
+			for _, s := range steps {
+				r, err := e.Offer(&trace.Packet{Time: s.Now, Bytes: s.Bytes, EtherType: typeIPv4, Network: ip4("192.0.2.1", fmt.Sprint("10.0.0.", i), 17, 0)})
+				testenv.Must(t, err)
+				results = append(results, r)
+			}
+			check(t, results, steps)
+		})
+	}
+}
+
+// Both engines give the verdicts and levels of the test vectors, packet by packet.
+func TestVectors(t *testing.T) {
+	eachVector(t, func(v testenv.Trace, _ []testenv.Step) []policy.Rule {
+		gcra := everything(policy.Rate(v.Rate), v.Capacity)
+		leaky := gcra
+		leaky.Algorithm = policy.Leaky
+		return []policy.Rule{gcra, leaky}
+	}, func(t *testing.T, results []Result, steps []testenv.Step) {
+		for i, r := range results {
+			s := steps[i]
+			if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == model.Pass) != s.Pass {
+				t.Fatalf("packet %d: %+v, want %+v", i+1, r, s)
+			}
+			// The vectors round to a thousandth of a byte, the data path to units of 2^-20.
+			if got := float64(r.Level) / (1 << 20); math.Abs(got-s.Level) > 0.0005+3.0/(1<<20) {
+				t.Fatalf("packet %d: level %v, want %v", i+1, got, s.Level)
+			}
+		}
+	})
 }
 
 // A queue gives the departure times of the test vectors, up to 1 ns of rounding. So does a
 // gcra rule with a capacity of one byte and the rest as its queue.
 func TestVectorDepartures(t *testing.T) {
-	for _, v := range testenv.Vectors(t) {
-		steps := v.Steps(t)
+	most := 0
+	eachVector(t, func(v testenv.Trace, steps []testenv.Step) []policy.Rule {
 		if !slices.ContainsFunc(steps, func(s testenv.Step) bool { return s.Departs }) {
-			continue
-		}
-		var csv strings.Builder
-		for _, s := range steps {
-			fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
+			return nil
 		}
 		leaky := everything(policy.Rate(v.Rate), v.Capacity)
 		leaky.Algorithm, leaky.Excess, leaky.ECNAbove = policy.Leaky, policy.Delay, policy.Never
 		gcra := leaky
 		gcra.Algorithm, gcra.Capacity, gcra.Queue = policy.GCRA, 1, v.Capacity-1
-		for _, rule := range []policy.Rule{leaky, gcra} {
-			t.Run(fmt.Sprintf("%s/%v", v.Name, rule.Algorithm), func(t *testing.T) {
-				delayed := 0
-				for i, r := range offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String()) {
-					s := steps[i]
-					want := model.Pass
-					switch {
-					case !s.Pass:
-						want = model.Drop
-					case s.Departure > s.Now:
-						want = model.Delay
-						delayed++
-					}
-					if r.Time != s.Now || r.Verdict != want || s.Pass && r.Departure()+1-s.Departure > 2 {
-						t.Fatalf("packet %d: %+v departs at %d ns, want %+v", i+1, r, r.Departure(), s)
-					}
-				}
-				if delayed < 10 && v.Name != "idle-then-burst" && v.Name != "five-per-second" {
-					t.Errorf("only %d packets were delayed", delayed)
-				}
-			})
+		return []policy.Rule{leaky, gcra}
+	}, func(t *testing.T, results []Result, steps []testenv.Step) {
+		delayed := 0
+		for i, r := range results {
+			s := steps[i]
+			want := model.Pass
+			switch {
+			case !s.Pass:
+				want = model.Drop
+			case s.Departure > s.Now:
+				want = model.Delay
+				delayed++
+			}
+			if r.Time != s.Now || r.Verdict != want || s.Pass && r.Departure()+1-s.Departure > 2 {
+				t.Fatalf("packet %d: %+v departs at %d ns, want %+v", i+1, r, r.Departure(), s)
+			}
 		}
+		most = max(most, delayed)
+	})
+	if most < 10 {
+		t.Errorf("at most %d packets of a vector were delayed", most)
 	}
 }
 
@@ -334,21 +345,24 @@ func randomFrame(roll *rand.Rand) *trace.Packet {
 // Packets of every size count their bytes and the overhead.
 func TestSizes(t *testing.T) {
 	sizes := []uint64{1, 2, 33, 34, 35, 60, 1514, 3000, 4096, 9000, 65501, 65502, 65503, 65536, 65537, 1, 66000, 40000, 16001, 19000, 20000, 3000, 81535, 81537, 100000, 524288, 64, 1 << 20, 1<<24 - 1000, 1<<24 - 1}
+	var l Limits
 	for _, f := range []policy.Framing{{}, {Overhead: 38, MPU: 84}, {Overhead: -64}, {Overhead: 256, MPU: 256}} {
 		for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
 			rule := everything(1_000_000_000, 1<<26)
-			rule.Framing, rule.Each.Kind = f, each
-			e, now := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(0)
-			for _, n := range sizes {
-				now += 1000
-				r, err := e.Offer(&trace.Packet{Time: now, Bytes: n, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := max(int64(n)+int64(f.Overhead), int64(f.MPU), 0)
-				if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != 0 || r.Verdict != model.Pass {
-					t.Errorf("%v: %d bytes are counted as %+v", f, n, r)
-				}
+			rule.Prefix, rule.Framing, rule.Each.Kind = prefix(fmt.Sprintf("10.0.0.%d/32", len(l.Rules))), f, each
+			l.Rules = append(l.Rules, rule)
+		}
+	}
+	e := newBoth(t, l)
+	for i, rule := range l.Rules {
+		now, f := uint64(0), rule.Framing
+		for _, n := range sizes {
+			now += 1000
+			r, err := e.Offer(&trace.Packet{Time: now, Bytes: n, EtherType: typeIPv4, Network: ip4("192.0.2.1", fmt.Sprint("10.0.0.", i), 17, 0)})
+			testenv.Must(t, err)
+			want := max(int64(n)+int64(f.Overhead), int64(f.MPU), 0)
+			if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != i || r.Verdict != model.Pass {
+				t.Errorf("%v: %d bytes are counted as %+v", f, n, r)
 			}
 		}
 	}
@@ -356,16 +370,19 @@ func TestSizes(t *testing.T) {
 
 // A trace may begin at any time, also near a wrap of the clock or of the ticks in buckets.
 func TestFirstPacketAtAnyTime(t *testing.T) {
-	for _, rate := range []policy.Rate{8000, 10_000_000, 2_902_402_064, 400_000_000_000} {
-		for _, first := range []uint64{0, 1, 1 << 30, 1<<62 - 1, 1 << 62, 1<<63 - 1_000_000_000, 1 << 63, 1<<64 - 2} {
-			e := newBoth(t, Limits{Rules: []policy.Rule{everything(rate, 1500)}})
+	var l Limits
+	for i, rate := range []policy.Rate{8000, 10_000_000, 2_902_402_064, 400_000_000_000} {
+		l.Rules = append(l.Rules, everything(rate, 1500))
+		l.Rules[i].Prefix = prefix(fmt.Sprintf("10.0.0.%d/32", i))
+	}
+	for _, first := range []uint64{0, 1, 1 << 30, 1<<62 - 1, 1 << 62, 1<<63 - 1_000_000_000, 1 << 63, 1<<64 - 2} {
+		e := newBoth(t, l)
+		for i, rule := range l.Rules {
 			for n, want := range []model.Verdict{model.Pass, model.Drop} {
-				r, err := e.Offer(&trace.Packet{Time: first, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r, err := e.Offer(&trace.Packet{Time: first, Bytes: 1500, EtherType: typeIPv4, Network: ip4("192.0.2.1", fmt.Sprint("10.0.0.", i), 17, 0)})
+				testenv.Must(t, err)
 				if r.Verdict != want {
-					t.Errorf("%v, packet %d at %d ns: %v, want %v", rate, n, first, r.Verdict, want)
+					t.Errorf("%v, packet %d at %d ns: %v, want %v", rule.Rate, n, first, r.Verdict, want)
 				}
 			}
 		}
@@ -420,7 +437,7 @@ func TestRules(t *testing.T) {
 		rule("2001:db8::/32", 8000, policy.Each{Kind: policy.EachSubnet, Bits: 48}), rule("2001:db8:1::/64", 8000, flow),
 	}}
 	udp := ports(1000, 53, 4)
-	for _, c := range []struct {
+	cases := []struct {
 		far      string
 		rule     int
 		dst, src string // keys by --match
@@ -433,18 +450,19 @@ func TestRules(t *testing.T) {
 		{"2001:db8:5:6::7", 4, "2001:db8:5::/48", "2001:db8:5::/48"},
 		{"2001:db8:1::7", 5, "udp,[2001:db9::1]:1000,[2001:db8:1::7]:53", "udp,[2001:db8:1::7]:1000,[2001:db9::1]:53"},
 		{"2001:db9::7", NoRule, "", ""},
-	} {
-		for match, want := range map[policy.Match]string{policy.MatchDst: c.dst, policy.MatchSrc: c.src} {
-			l.Match = match
-			e := newBoth(t, l)
+	}
+	for _, match := range []policy.Match{policy.MatchDst, policy.MatchSrc} {
+		l.Match = match
+		e := newBoth(t, l)
+		for _, c := range cases {
 			near := "198.51.100.1"
 			kind, packet := uint16(typeIPv4), ip4
 			if netip.MustParseAddr(c.far).Is6() {
 				near, kind, packet = "2001:db9::1", typeIPv6, ip6
 			}
-			src, dst := near, c.far
+			src, dst, want := near, c.far, c.dst
 			if match == policy.MatchSrc {
-				src, dst = dst, src
+				src, dst, want = dst, src, c.src
 			}
 			for i := range 40 {
 				r, err := e.Offer(at(uint64(i), kind, packet(src, dst, 17, 0, udp...)))

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -31,15 +30,13 @@ func udp(now, n uint64, from, to string, port uint16) *trace.Packet {
 	return p
 }
 
-var treePackets = flag.Int("packets", 30_000, "how many `packets` TestPools offers")
-
 // Both engines agree on every packet of rules in random trees of pools, also if the clock steps back, while rules and pools are
 // edited, change together, revert, and have leases.
 func TestPools(t *testing.T) {
 	seed := testenv.Seed(t)
 	const inTree = 2500
 	seen := map[string]int{}
-	for tree := range *treePackets / inTree {
+	for tree := range testenv.Rounds(t, 12) {
 		t.Run(fmt.Sprint(tree), func(t *testing.T) {
 			roll := rand.New(rand.NewPCG(seed, uint64(tree)))
 			c := newChanging(t, grower{roll, uint64(64_000) << roll.IntN(12)}, []uint64{uint64(time.Hour), 1 << 62, 1 << 63}[tree%3])
@@ -500,10 +497,10 @@ func (c *changing) plan() string {
 // A stream offers packets of one size at a rate, with times that are behind those of other streams.
 type stream struct{ bits, bytes, behind uint64 }
 
-// offerStreams offers streams for 20 s, each from a port of its own. It returns their rates of passed bits per second.
+// offerStreams offers streams for 10 s, each from a port of its own. It returns their rates of passed bits per second.
 func offerStreams(t *testing.T, e Engine, streams ...stream) (passed []float64) {
 	t.Helper()
-	const start, seconds = uint64(time.Hour), 20
+	const start, seconds = uint64(time.Hour), 10
 	due, bits := make([]uint64, len(streams)), make([]uint64, len(streams))
 	for {
 		next := 0

@@ -248,24 +248,21 @@ func TestSwitchedUnderFlood(t *testing.T) {
 	others := variety{scopes: []policy.Each{{}}, algorithms: true}
 	shared := variety{scopes: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, algorithms: true}
 	for _, c := range []struct {
-		name        string
-		mode        Mode
-		variety     variety
-		both, six   bool // both directions; IPv6
-		full, short int  // number of switches, reverts included
+		name      string
+		mode      Mode
+		variety   variety
+		both, six bool // both directions; IPv6
+		switches  int  // reverts included
 	}{
-		{"tcx", TCX, together, false, false, 200, 60},
-		{"clsact, both directions, IPv6", Clsact, others, true, true, 100, 20},
+		{"tcx", TCX, together, false, false, 50},
+		{"clsact, both directions, IPv6", Clsact, others, true, true, 20},
 		// With keys a change takes ten times as long, because it reads a large table.
-		{"tcx, both directions, keys", TCX, shared, true, false, 40, 10},
-		{"clsact, keys, IPv6", Clsact, shared, false, true, 40, 10},
+		{"tcx, both directions, keys", TCX, shared, true, false, 10},
+		{"clsact, keys, IPv6", Clsact, shared, false, true, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			switches := c.full
-			if testing.Short() {
-				switches = c.short
-			}
+			switches := testenv.Rounds(t, c.switches)
 			random := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 			rules := func() []policy.Rule { return c.variety.rules(random) }
 			egress := newRig(t, c.mode, policy.Egress)
@@ -375,10 +372,6 @@ func switchOnce(r *rig, hooks []*switched, end string, rules func() []policy.Rul
 // While excess is offered, a rule's bucket is full to within a packet, also across changes
 // of rate and capacity: a change loses no room.
 func TestNoGapWhileSwitched(t *testing.T) {
-	switches := 60
-	if testing.Short() {
-		switches = 16
-	}
 	some := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 250000 })
 	faster, smaller, larger := some, some, some
 	faster.Rate *= 8
@@ -406,7 +399,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 			// be larger than the room, and pauses of the sender up to 1 ms are not recorded.
 			const hair = 3 * 1514
 			least := float64(some.Capacity) - hair
-			for i := range switches {
+			for i := range testenv.Rounds(t, 16) {
 				have, next := regimes[len(regimes)-1].rules[0], c.others[i%len(c.others)]
 				full := func() bool { return r.level(h, have)+hair > have.Capacity }
 				testenv.Eventually(t, "a full bucket", full)
@@ -558,9 +551,6 @@ func many(n int) (rules []policy.Rule) {
 // A hook grows under a flood. Every packet is metered, and all buckets keep their levels.
 func TestGrowthUnderFlood(t *testing.T) {
 	sizes := []int{5000, 17000, 66000} // more than the room for 4096, 16384 and 65536
-	if testing.Short() {
-		sizes = sizes[:2]
-	}
 	r := newRig(t, TCX, policy.Egress)
 	whole, hosts := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 100000 }), rule("10.0.1.0/24", slow, eachHost)
 	rules := []policy.Rule{whole, hosts}

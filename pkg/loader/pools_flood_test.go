@@ -2,7 +2,6 @@ package loader
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -18,8 +17,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-var treeChanges = flag.Int("tree-changes", 60, "how often TestTreeChangesUnderFlood changes a tree")
 
 func at(rate policy.Rate, capacity uint64) func(*policy.Rule) {
 	return func(r *policy.Rule) { r.Rate, r.Capacity = rate, capacity }
@@ -471,10 +468,7 @@ func TestTreeChangesUnderFlood(t *testing.T) {
 			}
 			h, how := r.hook("va"), map[string]int{}
 			x.count()
-			began, changes := time.Now(), *treeChanges
-			if testing.Short() {
-				changes /= 3
-			}
+			began, changes := time.Now(), testenv.Rounds(t, 30)
 			for range changes {
 				how[x.changeOnce(h)]++
 				x.count()

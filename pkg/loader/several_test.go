@@ -3,6 +3,7 @@ package loader
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,8 +111,14 @@ func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[
 	return now
 }
 
-// A flush of several hooks is killed at the first, a middle and the last of all
-// steps of each name. Each hook then has its rules and its program, or neither. The next
+// leftOut leaves out all steps of a name but the one in the middle, and in one of three cases the first and the last, more
+// often with more rounds.
+func (s *stepper) leftOut(at stop, random *rand.Rand, rounds int) bool {
+	last := s.came[at.name] - 1
+	return at.before != last/2 && (at.before != 0 && at.before != last || random.IntN(3) >= rounds)
+}
+
+// A flush of several hooks is killed at steps of each name. Each hook then has its rules and its program, or neither. The next
 // command completes the detaching and stops expediting RCU. A second flush does the rest.
 func TestSeveralHooksKilled(t *testing.T) {
 	t.Parallel()
@@ -127,10 +134,9 @@ func TestSeveralHooksKilled(t *testing.T) {
 				all, err := stepping(stop{}, func() error { return command(r.options, c.run) })
 				testenv.Must(t, err)
 				after := r.severalStates()
-				partly := false
+				partly, random := false, rand.New(rand.NewPCG(testenv.Seed(t), 0))
 				for _, at := range all.steps {
-					last := all.came[at.name] - 1
-					if at.before != 0 && at.before != last && (at.before != last/2 || testing.Short()) {
+					if all.leftOut(at, random, testenv.Rounds(t, 1)) {
 						continue
 					}
 					c.ready(r)

@@ -39,7 +39,7 @@ import (
 // stream's last packet is due. If that packet is sent late, the bucket drains meanwhile, and
 // the packets that were due fill it again three times as fast, to within one more packet.
 //
-// At 1 mbit and 10 s the two bounds are 0.3 % apart: a result between them is within 1 % of
+// At 1 mbit and 2 s the two bounds are 0.5 % apart: a result between them is within 1 % of
 // rate x time + capacity.
 
 const (
@@ -475,13 +475,9 @@ func (x *traffic) check(streams []*stream, now uint64) {
 // offerAndCheck tests a rule in force.
 func (x *traffic) offerAndCheck(streams []*stream, sizes []int) {
 	x.t.Helper()
-	length := 10 * time.Second
-	if testing.Short() {
-		length = 2 * time.Second
-	}
 	x.begin(streams...)
 	x.fill(streams...)
-	end := streams[0].began + uint64(length)
+	end := streams[0].began + uint64(testenv.Rounds(x.t, 2))*1e9
 	x.offer(streams, sizes, func(now uint64) bool { return now >= end })
 	now := x.settle()
 	c := x.counted()
@@ -628,10 +624,7 @@ func TestSprayOfFlows(t *testing.T) {
 // spray tests a rule in force. full means that the table has room only for the busy flows.
 func (x *traffic) spray(full bool) {
 	x.t.Helper()
-	flows := 1_000_000
-	if testing.Short() {
-		flows = 200_000
-	}
+	const flows = 200_000
 	busy := x.busyFlows(8)
 	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.Store.SharedLevel(x.entry, maps.Now()) == 0 })
 

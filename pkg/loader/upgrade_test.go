@@ -159,16 +159,12 @@ func (f *flood) end(t *testing.T, most int64) {
 }
 
 func TestUpgradeUnderFlood(t *testing.T) {
-	rounds := 7 // of two upgrades each, for two modes and two directions
-	if testing.Short() {
-		rounds = 2
-	}
 	eachHook(t, func(t *testing.T, r *rig) {
 		const rate, capacity = 8_000_000, 20_000
 		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
 		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast, leaky)
 		r.put(one, two)
-		f := r.offer(2 * rate / 8)
+		f, rounds := r.offer(2*rate/8), testenv.Rounds(t, 2)
 		for i := range rounds {
 			r.renewAsAnotherBuild()
 			if i == rounds/2 { // the table is created for the first time
@@ -195,10 +191,6 @@ func TestUpgradeUnderFlood(t *testing.T) {
 
 // Each packet is charged once, by one algorithm or the other, however fast these change.
 func TestChangesUnderFlood(t *testing.T) {
-	rounds := 150
-	if testing.Short() {
-		rounds = 50
-	}
 	eachMode(t, func(t *testing.T, r *rig) {
 		const rate, capacity = 8_000_000, 20_000
 		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
@@ -206,7 +198,7 @@ func TestChangesUnderFlood(t *testing.T) {
 		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast)
 		r.put(one, two)
 		f := r.offer(2 * rate / 8)
-		for range rounds {
+		for range testenv.Rounds(t, 25) {
 			r.put(rule("10.0.0.0/24", slower, leaky))
 			r.put(rule("10.0.0.0/24", fast))
 		}

@@ -124,10 +124,6 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 // rules of a plain map. There is room for only two policies, so no id may be lost.
 func TestPoliciesAgainstOracle(t *testing.T) {
 	const most = 30 // rules
-	rounds := 100
-	if testing.Short() {
-		rounds = 30
-	}
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1, Labels: uint32(2 * 2 * most * labelParts)})
 	reopen := reopenable(r)
@@ -137,7 +133,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 	}
 	randomRule := func() policy.Rule { return randomRule(roll, prefixes[roll.IntN(len(prefixes))]) }
 	have := oracle{}
-	for range rounds {
+	for range testenv.Rounds(t, 30) {
 		if roll.IntN(8) == 0 {
 			reopen()
 		}

@@ -65,10 +65,7 @@ func (o oracle) match(a netip.Addr) (best policy.Rule, ok bool) {
 func TestRulesAgainstOracle(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
-	rules, rounds := 2048, 12 // as many as there are lines, so that some prefixes continue in the next line
-	if testing.Short() {
-		rules, rounds = 256, 3
-	}
+	rules, rounds := 2048, testenv.Rounds(t, 4) // as many as there are lines, so that some prefixes continue in the next line
 	r := newRig(t, maps.Size{Rules: uint32(rules), Buckets: 4})
 	want := oracle{}
 	for round := range rounds {
