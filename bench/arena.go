@@ -30,26 +30,20 @@ const (
 	uplinkDevice = "uplink"
 )
 
-// The destinations of limited packets.
-var target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
+// The destination of limited packets.
+var target = netip.MustParseAddr("10.1.2.3")
 
 // Commands of ip for each end. Their neighbours are known, so that they send no other packets.
 const (
 	nearSetup = `link set near address 02:00:00:00:00:01 up
 addr add 192.0.2.1/24 dev near
-addr add 2001:db8::1/64 dev near nodad
 neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev near
-neigh add 2001:db8::2 lladdr 02:00:00:00:00:02 dev near
 route add default via 192.0.2.2
-route add default via 2001:db8::2 dev near
 `
 	farSetup = `link set far address 02:00:00:00:00:02 up
 addr add 192.0.2.2/24 dev far
-addr add 2001:db8::2/64 dev far nodad
 addr add 10.1.2.3/32 dev far
-addr add 2001:db8:1::7/128 dev far nodad
 neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev far
-neigh add 2001:db8::1 lladdr 02:00:00:00:00:01 dev far
 `
 	uplinkSetup = `link set uplink address 02:00:00:00:01:02 up
 addr add 198.51.100.2/24 dev uplink

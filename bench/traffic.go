@@ -30,7 +30,7 @@ func traffic() {
 		race("Time added per packet: 90 % dropped", rounds(101), subjects, func(s limiter) *lane {
 			if s.name != noLimiter {
 				// A quick run may share the CPU, so the share of passed packets varies.
-				return newDroppingLane(s, target, warmUp, alone, unlessQuick(0.2, 9))
+				return newDroppingLane(s, warmUp, alone, unlessQuick(0.2, 9))
 			}
 			p := newLane(s, limit{}, target, warmUp)
 			alone = p.cost
@@ -91,14 +91,10 @@ func race(name string, rounds int, subjects []limiter, enter func(limiter) *lane
 // differ by the tolerance, which grows with each attempt, because the sender's speed varies on a noisy
 // machine. If a proportional step leaves the known bounds, the next rate is their geometric mean: a limiter
 // that queues everything drops nothing, and has no proportion.
-func newDroppingLane(s limiter, to netip.Addr, warmUp int, cost, tolerance float64) *lane {
-	frame := float64(smallFrame)
-	if to.Is6() {
-		frame += 20
-	}
-	rate, share, low, high := frame*8*1e9/cost/10, 0.0, 0.0, math.Inf(1)
+func newDroppingLane(s limiter, warmUp int, cost, tolerance float64) *lane {
+	rate, share, low, high := smallFrame*8*1e9/cost/10, 0.0, 0.0, math.Inf(1)
 	for try := range 10 {
-		p := newLane(s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, to, warmUp)
+		p := newLane(s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, target, warmUp)
 		share = p.afterBurst(warmUp)
 		if off := 1 + tolerance*float64(1+try); share > 0.1/off && share < 0.1*off {
 			p.drops = true
@@ -141,21 +137,13 @@ func instructions() {
 	subjects := unlessQuick(append(shapectlModes(), onClsact, police, tbf, htb, cake, nftLimit, nftSet, hashlimitAll, hashlimitHost),
 		[]limiter{shapectlModes()[0], onClsact})
 	countingInstructions(func() {
-		for _, to := range []netip.Addr{target, target6} {
-			family := map[bool]string{true: "IPv4", false: "IPv6"}[to.Is4()]
-			alone := samplesOf(newLane(bare, limit{}, to, counted))
-			add("Instructions per packet without a limiter: "+family, noLimiter, "instructions", "", alone...)
-			table, compared := "Instructions added per packet", append([]limiter{emptyTCX, clockTCX}, subjects...)
-			if to == target6 {
-				table += ", IPv6"
-				compared = slices.DeleteFunc(slices.Clone(subjects), func(s limiter) bool { return !ours(s.name) })
-			}
-			for _, s := range compared {
-				p := newLane(s, ample, to, counted)
-				p.added(table+": all packets conform", alone)
-				if s.name != emptyProgram && s.name != clockProgram {
-					newDroppingLane(s, to, counted, 0.85*p.cost, 0.05).added(table+": 90 % dropped", alone)
-				}
+		alone := samplesOf(newLane(bare, limit{}, target, counted))
+		add("Instructions per packet without a limiter: IPv4", noLimiter, "instructions", "", alone...)
+		for _, s := range append([]limiter{emptyTCX, clockTCX}, subjects...) {
+			p := newLane(s, ample, target, counted)
+			p.added("Instructions added per packet: all packets conform", alone)
+			if s.name != emptyProgram && s.name != clockProgram {
+				newDroppingLane(s, counted, 0.85*p.cost, 0.05).added("Instructions added per packet: 90 % dropped", alone)
 			}
 		}
 	})

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh kinds|life|queues|pace|queue|traffic|refused: kernels-test.sh runs this in a guest, in a tree with the
+# kernels-guest.sh kinds|life|queues|costs|pace|queue|traffic|refused: kernels-test.sh runs this in a guest, in a tree with the
 # program, the test binaries beside their packages, and the scripts. It covers only what depends on the kernel;
 # `make test` covers everything.
 set -euo pipefail
@@ -96,7 +96,6 @@ case $part in
 kinds)
 	# Each kind of program is accepted, decides as the model, and is attached by the hook that the kernel has.
 	export SHAPECTL_NO_SKIP=1
-	tests internal/program TestVerifierAcceptsAll
 	tests bpf TestKernelIsModel TestWithoutLinkHeader TestWireBytes$/./38/84/TCP$
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/${hook}_egress"
 	tests cmd/shapectl "TestPermissions/enough_with_$hook"
@@ -126,6 +125,11 @@ traffic)
 	make_pair kernels
 	flood
 	stream
+	;;
+costs)
+	export SHAPECTL_NO_SKIP=1
+	tests internal/program TestCost
+	sed -n "s/^cost: /$(uname -r)\t/p" /tmp/said
 	;;
 pace)
 	# Time is virtual, here and in the next part, so the host's load changes no result.

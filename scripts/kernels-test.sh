@@ -2,6 +2,7 @@
 # kernels-test.sh [KERNEL...]: runs kernel tests, real traffic, and tests of departure times under Debian's kernels, in
 # emulated machines. 6.1, 6.12 and the newest must pass; 5.10 must be refused clearly. Without arguments it tests these
 # four. $GUESTS guests run at a time, 2 by default.
+# kernels-test.sh --update-costs: only writes what packets and loading cost now.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -11,6 +12,10 @@ cd "${here%/*}"
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(newest 6.12 6.1 5.10)
 packages=(bpf internal/program pkg/fq pkg/loader cmd/shapectl internal/wire)
+costs=internal/program/testdata/costs.tsv update=
+if [[ ${1-} == --update-costs ]]; then
+	update=1 kernels=() packages=(internal/program)
+fi
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
@@ -99,6 +104,9 @@ run() {
 	done
 	guest "$@" &
 }
+[[ ! $update ]] || for kernel in 6.1 6.12 newest; do
+	run "$kernel" costs -i
+done
 # The longest parts come first, so that two guests run until the end.
 for kernel in "${kernels[@]}"; do
 	case $kernel in
@@ -111,12 +119,26 @@ done
 for kernel in "${kernels[@]}"; do
 	case $kernel in
 	5.10) run "$kernel" refused -i ;;
-	newest) run "$kernel" 'pace traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
-	*) run "$kernel" 'pace queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	newest) run "$kernel" 'costs pace traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	*) run "$kernel" 'costs pace queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
 	esac
 done
 while [[ $(jobs -p) ]]; do
 	wait -n || failed=1
 done
+# compare AWK-OPTION...: compares the figures of all guests with the committed ones.
+compare() {
+	grep -hP '^[\d.]+\S*\t\d+\t' "$tmp"/out-*-costs >"$tmp/costs" || die "no guest measured costs"
+	awk "$@" -f "$here/costs.awk" "$tmp/costs" "$costs"
+}
+if [[ $update ]]; then
+	compare -v update=1 >"$tmp/new"
+	((failed == 0)) || die "failed"
+	mv "$tmp/new" "$costs"
+	exit
+elif [[ ${kernels[*]} != 5.10 ]] && ! compare; then
+	echo "If the change is worth this, commit what scripts/${0##*/} --update-costs writes, and say why in the commit."
+	failed=1
+fi
 ((failed == 0)) || die "failed"
 echo "${#kernels[@]} kernels passed"
