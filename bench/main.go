@@ -47,11 +47,11 @@ type suite struct {
 
 // suites are in the order in which they run and are reported.
 var suites = []suite{
-	{name: "program", title: "Cost of the program", here: program},
-	{name: "traffic", title: "Cost per packet on a veth pair", here: traffic},
-	{name: "instructions", title: "Instructions per packet", guest: instructions, how: []string{"-i"}},
-	{name: "accuracy", title: "Accuracy of the rate", here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
-	{name: "queue", title: "Queueing instead of dropping", guest: queue, how: []string{"-i", "-t", "3600"}},
+	{name: "program", title: "Many flows, prefixes and CPUs", here: program},
+	{name: "traffic", title: "Time added per packet", here: traffic},
+	{name: "instructions", title: "Instructions added per packet", guest: instructions, how: []string{"-i"}},
+	{name: "accuracy", title: "How exact a rate is", here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
+	{name: "queue", title: "Queues", guest: queue, how: []string{"-i", "-t", "3600"}},
 	{name: "setup", title: "Loading and changing rules", here: setup},
 	{name: "policy", title: "Whole policies on the command line", here: policies},
 	{name: "pools", title: "Pools and fair shares", here: pools, guest: guestPools, how: []string{"-i", "-t", "3600"}},

@@ -3,8 +3,8 @@
 # with a path of 20 ms and a modem that queues for 500 ms. It prints a table, from which docs/for/line.md has the 99 %
 # column. A row takes about half a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
 #   -l LOAD  measure this load (default all)
-# A LIMITER is none, htb (with fq_codel), cake, line (`shapectl line`) or flow (the same by connection). Default: all. The
-# loads, by hosts a, b and c:
+# A LIMITER is none, htb (with fq_codel), cake, line (`shapectl line`), flow (the same by connection) or drop (`shapectl set`).
+# Default: all but drop. The loads, by hosts a, b and c:
 #   down1, up1, down8, up8  one TCP connection, or eight, of one host
 #   hosts-down, hosts-up    a has eight and b has one; b pings
 #   dual-down, dual-up      a, b and c have two each, of IPv4 and of IPv6
@@ -20,7 +20,7 @@ export LC_ALL=C
 all=(down1 up1 down8 up8 hosts-down hosts-up dual-down dual-up rrul loss web)
 # shellcheck disable=SC2016 # Markdown
 declare -A words=(
-	[none]='no limit' [htb]='HTB + fq_codel' [cake]=CAKE [line]='`line`' [flow]='`line`, by connection'
+	[none]='no limit' [htb]='HTB + fq_codel' [cake]=CAKE [line]='`line`' [flow]='`line`, by connection' [drop]='`set`, excess is dropped'
 	[down1]='one download' [up1]='one upload' [down8]='eight downloads' [up8]='eight uploads'
 	[hosts-down]='downloads: 8 of a host, 1 of another' [hosts-up]='uploads: 8 of a host, 1 of another'
 	[dual-down]='downloads by IPv4 and IPv6, 3 hosts' [dual-up]='uploads by IPv4 and IPv6, 3 hosts'
@@ -48,7 +48,7 @@ if [[ ! ${LINE_GUEST-} ]]; then
 	echo '| load | limiter | ping mean | 50 % | 99 % | lost of 700 | down, Mbit/s | up, Mbit/s | page mean, 95 % |'
 	echo '| --- | --- | --: | --: | --: | --: | --: | --: | --: |'
 	for name in "$@"; do
-		[[ $name =~ ^(none|htb|cake|line|flow)$ ]] || die "$name: the limiters are none, htb, cake, line and flow"
+		[[ $name =~ ^(none|htb|cake|line|flow|drop)$ ]] || die "$name: the limiters are none, htb, cake, line, flow and drop"
 		"$here/guest.sh" "${call[@]}" -- env LINE_GUEST=1 bash /line/scripts/line-bench.sh "$name" "${loads[@]}"
 	done | sort -s -t '|' -k 1,1n | cut -f 2-
 	exit
@@ -132,6 +132,13 @@ line | flow)
 	options=()
 	[[ $1 != flow ]] || options=(--fair flow)
 	"$SHAPECTL" -n gateway line eth0 --down 50mbit --up 10mbit "${options[@]}" >"$tmp/line" 2>&1 || die "$(<"$tmp/line")"
+	;;
+drop)
+	# One bucket for both families, as a line has.
+	"$SHAPECTL" -n gateway set up --new --rate 9500kbit >"$tmp/line"
+	"$SHAPECTL" -n gateway set down --new --rate 47500kbit >"$tmp/line"
+	"$SHAPECTL" -n gateway set eth0 egress any --within up >"$tmp/line"
+	"$SHAPECTL" -n gateway set eth0 ingress any --within down >"$tmp/line"
 	;;
 esac
 

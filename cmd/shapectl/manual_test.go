@@ -24,12 +24,11 @@ const manualDate = "2026-11-22"
 func TestManual(t *testing.T) {
 	const dir = "../../docs/man"
 	root := (&env{}).command()
-	source := parseSource(t)
 	var want []string
 	for _, cmd := range allCommands(root) {
 		name := manualName(cmd) + ".1"
 		want = append(want, name)
-		golden(t, filepath.Join("..", dir, name), manual(cmd, source))
+		golden(t, filepath.Join("..", dir, name), manual(cmd))
 	}
 	files, err := os.ReadDir(dir)
 	testenv.Must(t, err)
@@ -43,31 +42,21 @@ func TestManual(t *testing.T) {
 func manualName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
 // manual is the manual page of a command, for man(7).
-func manual(cmd *cobra.Command, s *source) string {
+func manual(cmd *cobra.Command) string {
 	var m strings.Builder
 	name := manualName(cmd)
 	fmt.Fprintf(&m, ".TH %s 1 %s shapectl\n", strings.ToUpper(name), manualDate)
 	fmt.Fprintf(&m, ".SH NAME\n%s\n", roff(name+" - "+cmd.Short))
 	fmt.Fprintf(&m, ".SH SYNOPSIS\n%s\n", roff(synopsis(cmd)))
-	m.WriteString(".SH DESCRIPTION\n")
-	for i, p := range helpParagraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
-		manualParagraph(&m, p, i == 0)
-	}
+	manualSection(&m, "DESCRIPTION", cmp.Or(cmd.Long, cmd.Short+"."))
 	if cmd.Example != "" {
-		m.WriteString(".SH EXAMPLES\n")
-		manualParagraph(&m, cmd.Example, true)
+		manualSection(&m, "EXAMPLES", cmd.Example)
 	}
 	manualFlags(&m, "OPTIONS", flagHelps(cmd.NonInheritedFlags()))
 	manualFlags(&m, "GLOBAL OPTIONS", flagHelps(cmd.InheritedFlags()))
 	if !cmd.HasParent() {
-		m.WriteString(".SH EXIT STATUS\n")
-		for _, code := range s.codes {
-			fmt.Fprintf(&m, ".TP\n%s\n%s\n", code[0], roff(code[1]))
-		}
-		m.WriteString(".SH ENVIRONMENT\n")
-		for _, name := range s.variables {
-			fmt.Fprintf(&m, ".TP\n%s\n%s\n", name, roff(strings.ReplaceAll(environmentMeaning[name], "`", "")))
-		}
+		manualSection(&m, "EXIT STATUS", topic("errors").Long)
+		manualSection(&m, "ENVIRONMENT", topic("environment").Long)
 	}
 	others := append([]*cobra.Command{}, cmd.Commands()...)
 	if cmd.HasParent() {
@@ -81,6 +70,14 @@ func manual(cmd *cobra.Command, s *source) string {
 	}
 	m.WriteString(".SH SEE ALSO\n" + strings.Join(names, " ,\n") + "\n")
 	return m.String()
+}
+
+// manualSection writes a help text.
+func manualSection(m *strings.Builder, title, text string) {
+	fmt.Fprintf(m, ".SH %s\n", title)
+	for i, p := range helpParagraphs(text) {
+		manualParagraph(m, p, i == 0)
+	}
 }
 
 // manualParagraph writes a paragraph of a help text; one that is indented stays as it is.

@@ -28,11 +28,35 @@ import (
 // TestReference holds the generated parts of docs/reference to what the code says. With -update it writes them.
 func TestReference(t *testing.T) {
 	root := (&env{}).command()
-	source := parseSource(t)
 	generated(t, "policy.md", optionTable())
-	generated(t, "json.md", source.json(t))
+	generated(t, "json.md", parseSource(t).json(t))
 	generated(t, "metrics.md", metricsReference())
-	generated(t, "README.md", commandReference(root)+source.exitCodes()+source.environment(t))
+	generated(t, "README.md", commandReference(root)+topicReference("errors")+topicReference("environment"))
+}
+
+// TestEnvironment holds the help to the variables that the program reads.
+func TestEnvironment(t *testing.T) {
+	read := regexp.MustCompile(`etenv\("(\w+)"\)`)
+	for _, path := range sourceFiles(t, "*.go", "../../internal/*/*.go", "../../pkg/*/*.go") {
+		text, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		for _, name := range read.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(topic("environment").Long, "\n  "+name[1]+" ") {
+				t.Errorf("%s reads %s, which 'shapectl help environment' does not list", path, name[1])
+			}
+		}
+	}
+}
+
+// sourceFiles are the files that match patterns, without those of tests.
+func sourceFiles(t *testing.T, patterns ...string) (files []string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		some, err := filepath.Glob(pattern)
+		testenv.Must(t, err)
+		files = append(files, some...)
+	}
+	return slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 }
 
 // generated compares what is between two marks in a page with text, or with -update puts it there.
@@ -113,6 +137,23 @@ func commandReference(root *cobra.Command) string {
 	return s
 }
 
+// topic is a page of help.
+func topic(name string) *cobra.Command {
+	all := helpTopics()
+	return all[slices.IndexFunc(all, func(c *cobra.Command) bool { return c.Use == name })]
+}
+
+func topicReference(name string) string {
+	s := "\n## " + topic(name).Short + "\n"
+	for _, p := range helpParagraphs(topic(name).Long) {
+		if isCode(p) {
+			p = "```text\n" + unindent(p) + "\n```"
+		}
+		s += "\n" + p + "\n"
+	}
+	return s
+}
+
 func unindent(code string) string {
 	return strings.TrimPrefix(strings.ReplaceAll(code, "\n  ", "\n"), "  ")
 }
@@ -122,11 +163,21 @@ func optionTable() string {
 	s.WriteString("| key | meaning | default |\n| --- | --- | --- |\n")
 	for _, o := range policy.Options {
 		names := "`" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `") + "`"
-		usual := o.Value(new(policy.Limit)).String()
+		value := o.Value(new(policy.Limit))
+		usual, doc := cmp.Or(o.HelpDefault, value.String()), o.Doc
+		if doc == "" {
+			doc = strings.ReplaceAll(o.Help, "`", "")
+			if kind := value.Type(); strings.Contains(kind, "|") && usual != "none" { // a choice
+				doc = "`" + strings.ReplaceAll(kind, "|", "`, `") + "`: " + doc
+			}
+		}
+		if o.PoolOnly && !o.Fact {
+			doc = "of a pool: " + doc
+		}
 		if usual != "" {
 			usual = "`" + usual + "`"
 		}
-		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, usual, "none"))
+		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, doc, cmp.Or(o.DocDefault, usual, "none"))
 	}
 	return s.String()
 }
@@ -163,11 +214,9 @@ func metricsReference() string {
 
 // A source is what the reference takes from the program's text.
 type source struct {
-	keys      map[string][]jsonKey // of each type that is printed as JSON
-	order     []string             // of these types
-	codes     [][2]string          // exit codes, and what they mean
-	variables []string             // of the environment
-	meanings  map[string]string    // of keys, or of a key of a type
+	keys     map[string][]jsonKey // of each type that is printed as JSON
+	order    []string             // of these types
+	meanings map[string]string    // of keys, or of a key of a type
 }
 
 // A jsonKey is a key of an object in JSON.
@@ -195,35 +244,16 @@ func (s *source) meaning(of string, k jsonKey) string {
 	return cmp.Or(s.meanings[of+"."+k.name], s.meanings[k.name], k.doc)
 }
 
-// parseSource reads the packages that print JSON, and finds all that read the environment.
+// parseSource reads the files that have types of JSON.
 func parseSource(t *testing.T) *source {
 	t.Helper()
 	s := &source{keys: map[string][]jsonKey{}, meanings: jsonMeanings(t)}
-	variables := map[string]bool{}
-	for _, pattern := range []string{"../../internal/report/*.go", "*.go", "../../internal/*/*.go", "../../pkg/*/*.go"} {
-		files, err := filepath.Glob(pattern)
+	for _, path := range sourceFiles(t, "../../internal/report/*.go", "*.go", "../../internal/history/delivery.go", "../../internal/importer/importer.go",
+		"../../internal/live/[bft]*.go", "../../internal/replay/summary.go") {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 		testenv.Must(t, err)
-		for _, path := range files {
-			if strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testenv") {
-				continue
-			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
-			testenv.Must(t, err)
-			ast.Inspect(file, func(n ast.Node) bool {
-				if name := environmentVariable(n); name != "" {
-					variables[name] = true
-				}
-				return true
-			})
-			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || slices.Contains([]string{"../../internal/history/delivery.go", "../../internal/replay/summary.go", "../../internal/live/table.go", "../../internal/live/bucket.go", "../../internal/importer/importer.go", "../../internal/live/figures.go"}, path) {
-				s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
-			}
-			if path == "root.go" {
-				s.readExitCodes(file)
-			}
-		}
+		s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
 	}
-	s.variables = slices.Sorted(maps.Keys(variables))
 	figures := func(of []live.Figure) (keys []jsonKey) {
 		for _, f := range of {
 			keys = append(keys, jsonKey{f.Key, f.Type, f.Doc, true})
@@ -233,21 +263,6 @@ func parseSource(t *testing.T) *source {
 	s.keys["Rule"] = append(figures(live.Figures), s.keys["Rule"]...)
 	s.keys["Shadow"], s.order = figures(live.OfShadow), append(s.order, "Shadow")
 	return s
-}
-
-// environmentVariable is the name that a call to getenv looks up; empty for any other node.
-func environmentVariable(n ast.Node) string {
-	call, ok := n.(*ast.CallExpr)
-	if !ok || len(call.Args) != 1 {
-		return ""
-	}
-	function, isMethod := call.Fun.(*ast.SelectorExpr)
-	name, isLiteral := call.Args[0].(*ast.BasicLit)
-	if !isMethod || !isLiteral || !slices.Contains([]string{"getenv", "Getenv", "LookupEnv"}, function.Sel.Name) {
-		return ""
-	}
-	text, _ := strconv.Unquote(name.Value)
-	return text
 }
 
 // readJSON finds the types of a file that have JSON tags. One without a name is that of the command of its file.
@@ -500,51 +515,4 @@ func jsonMeanings(t *testing.T) map[string]string {
 		}
 	}
 	return meanings
-}
-
-// readExitCodes finds the constants whose names begin with exit.
-func (s *source) readExitCodes(file *ast.File) {
-	ast.Inspect(file, func(n ast.Node) bool {
-		if spec, ok := n.(*ast.ValueSpec); ok && strings.HasPrefix(spec.Names[0].Name, "exit") && len(spec.Values) == 1 {
-			if code, ok := spec.Values[0].(*ast.BasicLit); ok {
-				s.codes = append(s.codes, [2]string{code.Value, cmp.Or(strings.TrimSpace(spec.Comment.Text()), "done")})
-			}
-		}
-		return true
-	})
-}
-
-func (s *source) exitCodes() string {
-	var out strings.Builder
-	out.WriteString("\n## Exit codes\n\n| code | meaning |\n| --- | --- |\n")
-	for _, code := range s.codes {
-		fmt.Fprintf(&out, "| %s | %s |\n", code[0], code[1])
-	}
-	return out.String()
-}
-
-// environmentMeaning says what the variables are for.
-var environmentMeaning = map[string]string{
-	"COLUMNS":        "width of text output; default: the terminal's",
-	"NO_COLOR":       "if it is set, `top` shows no colours",
-	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",
-	"SUDO_USER":      "set by sudo: who made a change that is not confirmed",
-	"SHAPECTL_BPFFS": "the bpffs for pins; default: `/sys/fs/bpf`",
-	"SHAPECTL_STORE": "the URL of the store for `serve` and `cluster`, which `--cluster-store` and `--store` override",
-	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
-	"TERM":           "the kind of terminal; `top` shows no screen on a `dumb` one",
-}
-
-func (s *source) environment(t *testing.T) string {
-	t.Helper()
-	var out strings.Builder
-	out.WriteString("\n## Environment\n\n| variable | meaning |\n| --- | --- |\n")
-	for _, name := range s.variables {
-		meaning, ok := environmentMeaning[name]
-		if !ok {
-			t.Errorf("environment variable %s: say in environmentMeaning what it is for", name)
-		}
-		fmt.Fprintf(&out, "| `%s` | %s |\n", name, meaning)
-	}
-	return out.String()
 }

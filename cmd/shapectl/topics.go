@@ -55,7 +55,7 @@ names of files. If a device has exactly this name, only that device is meant. sh
 
   0  done
   1  bad usage or input, nothing was changed
-  2  the kernel refused
+  2  the kernel refused, or the store of a cluster
   3  diff found differences
   4  partly done, or a limit is not in force or may be wrong
   5  a permission or a kernel feature is missing
@@ -66,11 +66,17 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 		{
 			Use:   "environment",
 			Short: "Environment variables",
-			Long: `SHAPECTL_STORE is set where several hosts share rates. The others are for tests and for unusual hosts.
+			Long: `SHAPECTL_STORE is set where several hosts share rates. SHAPECTL_HOOK and SHAPECTL_BPFFS are for tests and for
+unusual hosts.
 
-  SHAPECTL_STORE   the URL of the store for serve and cluster
-  SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
-  SHAPECTL_BPFFS   the bpffs for pins (default ` + bpffs.Default + `)`,
+  SHAPECTL_STORE  the URL of the store for serve and cluster, if no flag has it
+  SHAPECTL_HOOK   tcx or clsact: the way to attach to devices without rules
+  SHAPECTL_BPFFS  the bpffs for pins (default ` + bpffs.Default + `)
+  COLUMNS         the width of text output (default: that of the terminal)
+  NO_COLOR        if it is set, top shows no colours
+  TERM            if it is dumb, top shows no screen
+  SUDO_UID        by sudo: root reads policies and tokens of this user, too
+  SUDO_USER       by sudo: who made a change that is not confirmed`,
 		},
 	}
 }

@@ -167,7 +167,7 @@ var checks = []func(*Facts){
 
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(*Facts, *Hook, *Device){
-	(*Facts).checkState, (*Facts).checkQueue, (*Facts).checkDevice, (*Facts).checkPath, (*Facts).checkCapacity,
+	(*Facts).checkState, (*Facts).checkQueue, (*Facts).checkDevice, (*Facts).checkPath, (*Facts).checkCapacity, (*Facts).checkSpeedTest,
 	(*Facts).checkPoolsOf, (*Facts).checkStacked, (*Facts).checkFamilies, (*Facts).checkCounters,
 }
 

@@ -83,6 +83,17 @@ func (f *Facts) checkCapacity(s *Hook, d *Device) {
 	}
 }
 
+// checkSpeedTest finds rules with a burst longer than the default, which makes a speed test show more than the rate.
+func (f *Facts) checkSpeedTest(s *Hook, _ *Device) {
+	for _, r := range s.Limits.limited() {
+		if first := r.MostIn(time.Second); first != policy.Unlimited && r.Capacity > policy.DefaultCapacity(r.Rate) && first > r.Rate {
+			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: %s, as its burst is longer than the default", r.Prefix, report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
+				"if it should show the rate, set a shorter --capacity, or queue excess packets: --algorithm leaky --excess delay")
+			return
+		}
+	}
+}
+
 // tooSmall says for what a rule's capacity is too small; kind is "" if it is not.
 func tooSmall(bytes uint64, why string, d *Device, r Rule) (kind, finding string) {
 	frame, holds := d.FullFrame(), r.Capacity+r.Queue // the most that it admits, also with excess delay

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -388,6 +389,21 @@ func pooledRule() *Rule {
 	r := limited(policy.Egress).Rule
 	r.Stages = pooled()
 	return r
+}
+
+func TestMostIn(t *testing.T) {
+	s := pooled()
+	for i, capacity := range []uint64{3000, 2000, 1000} {
+		s.Levels[i].Rate, s.Levels[i].Capacity = 8000, capacity
+	}
+	if got := s.mostIn(time.Second); *got != 16000 {
+		t.Errorf("the three levels let %d bit through in 1 s, want 16000", *got)
+	}
+	s.Levels = s.Levels[:1]
+	s.Levels[0].Excess = policy.Pass
+	if got := s.mostIn(time.Second); got != nil {
+		t.Errorf("a level that drops nothing lets %d bit through in 1 s", *got)
+	}
 }
 
 // Where the fair shares of a pool refuse a packet, a full pool above decides: it leaves the pool less than its rate.

@@ -130,6 +130,18 @@ func (s Stages) limiter() int {
 	return report.Limiter(loads)
 }
 
+// mostIn is the highest mean rate that all levels let through in d; nil without a limit.
+func (s Stages) mostIn(d time.Duration) *uint64 {
+	most := policy.Unlimited
+	for i := range s.Levels {
+		most = min(most, s.Levels[i].MostIn(d))
+	}
+	if most == policy.Unlimited {
+		return nil
+	}
+	return new(uint64(most))
+}
+
 func (s Stages) load(level int) report.Load {
 	l, m := &s.Levels[level], &s.Model[level]
 	return report.Load{

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	}
 	cidr := r.Prefix.String()
 	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
+	out.SpeedTestBits, out.FirstSecondBits = r.Stages.mostIn(10*time.Second), r.Stages.mostIn(time.Second)
 	for _, wider := range r.Hides {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}

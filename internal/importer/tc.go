@@ -20,9 +20,11 @@ var (
 		"if that is an ifb device, name it too; its limits become rules here"}
 	unfed = reason{loosens, "limits on an ifb device", "they end when nothing redirects packets to it any more",
 		"name the device whose packets are redirected, too; the limits become its rules"}
+	sized      = reason{loosens, "largest packet of a policer", "it drops larger packets whatever its rate, and a rule has no such limit", "filter them by nftables if you need it"}
 	cakes      = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
 	oddPolicer = reason{loosens, "policer that no rule can have", "only one with a rate in bytes that drops excess packets becomes a rule", byHand}
-	counted    = reason{other, "peak rate, size table or ATM cells", "a rule has one rate, and a packet counts its bytes and a constant overhead",
+	adaptive   = reason{loosens, "cake with autorate-ingress", "its rate follows that of the packets", "no rule was made; a pool with adapt-min follows the latency"}
+	counted    = reason{other, "peak rate, size table, ATM cells or large overhead", "a rule has one rate, and a packet counts its bytes and a small constant overhead",
 		"give the rules a lower rate or capacity, or an overhead"}
 	priority  = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
 	noNetwork = reason{loosens, "class without an address", "a rule needs a network", byHand}
@@ -105,13 +107,13 @@ func (d *device) read() {
 
 // Attributes of cake, which package nl lacks: linux/pkt_sched.h.
 const (
-	cakeRate64, cakeMode, cakeOverhead, cakeRaw, cakeMPU = 2, 5, 6, 12, 14
+	cakeRate64, cakeMode, cakeOverhead, cakeAutorate, cakeRaw, cakeMPU = 2, 5, 6, 9, 12, 14
 
 	cakeFlows = 4 // of cakeMode
 )
 
 func (d *device) qdisc(q object) {
-	where, atTop := d.of("qdisc", q), q.Parent == atRoot
+	where, atTop, rate := d.of("qdisc", q), q.Parent == atRoot, bitRate(decode[uint64](q.options[cakeRate64])) // of cake
 	switch {
 	case q.kind == "clsact" || q.kind == "ingress":
 		at := map[string]uint32{"clsact": atIngress, "ingress": q.Handle}[q.kind]
@@ -128,7 +130,11 @@ func (d *device) qdisc(q object) {
 	case q.kind == "tbf" && atTop:
 		d.tbf(q)
 		return
-	case q.kind == "cake" && decode[uint64](q.options[cakeRate64]) == 0:
+	case q.kind == "cake" && q.options.u32(cakeAutorate) != 0:
+		d.leave(adaptive, where, "%v so far", rate)
+	case q.kind == "cake" && rate == 0:
+	case q.kind == "cake" && rate < policy.MinRate:
+		d.leave(outside, where, "%v", rate)
 	case q.kind == "cake" && atTop && d.outer.partial == "":
 		of, dir := d, policy.Egress
 		if d.feeder != nil {
@@ -280,7 +286,11 @@ func drops(control netlink.TcAct) bool {
 	return control == netlink.TC_ACT_SHOT || control == netlink.TC_ACT_RECLASSIFY
 }
 
-const policeRate64 = 8 // package nl lacks it
+const (
+	policeRate64 = 8 // package nl lacks it
+	// usualMTU is the size of the largest packet that conforms to a policer, if tc was told none.
+	usualMTU = 2040
+)
 
 func (d *device) policed(t term, a attributes, dir policy.Direction, conforming netlink.TcAct) verdict {
 	p := decode[nl.TcPolice](a[nl.TCA_POLICE_TBF])
@@ -296,6 +306,9 @@ func (d *device) policed(t term, a attributes, dir policy.Direction, conforming 
 		l = &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes), Capacity: burst(p.Burst, rate.bytes)}, where: fmt.Sprintf("%s police index %d", d.Device, p.Index)}
 		d.policers[p.Index] = l
 		d.frame(l, rate, object{}, dir, p.PeakRate.Rate != 0)
+		if p.Mtu < usualMTU {
+			d.leave(sized, l.where, "%d bytes", p.Mtu)
+		}
 	}
 	v := verdict{entry: entry{limit: l, label: policy.Label{Note: fmt.Sprintf("police index %d", p.Index)}}}
 	if conforming != netlink.TC_ACT_UNSPEC {
@@ -344,15 +357,16 @@ func burst(ticks uint32, rate uint64) uint64 {
 
 // frame sets the framing of a limit; q is its qdisc, which may have a size table. It lists what no framing expresses, and a peak rate.
 func (d *device) frame(l *limit, r rateSpec, q object, dir policy.Direction, peak bool) {
-	if peak || len(q.attributes[nl.TCA_STAB]) > 0 || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
-		d.leave(counted, l.where, "%v", l.Rate)
-	}
 	overhead := int(r.Overhead)
 	if dir == policy.Ingress && d.L2Bytes > 0 {
 		overhead -= int(d.L2Bytes)
 		d.note(fmt.Sprintf("tc counts ingress packets without the Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
 	}
-	l.Framing = policy.Framing{Overhead: int16(min(overhead, math.MaxInt16)), MPU: r.Mpu} // Validate refuses what is out of range
+	l.Framing = policy.Framing{Overhead: int16(min(overhead, policy.MaxOverhead)), MPU: min(r.Mpu, policy.MaxMPU)}
+	if peak || len(q.attributes[nl.TCA_STAB]) > 0 || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM ||
+		int(l.Framing.Overhead) != overhead || l.Framing.MPU != r.Mpu {
+		d.leave(counted, l.where, "%v", l.Rate)
+	}
 }
 
 // queued sets the capacity of a limit that delayed excess packets, and notes the differences. At least as much as the capacity

@@ -73,7 +73,8 @@ func TestVerdict(t *testing.T) {
 		{"a copy elsewhere", []action{mirred(netlink.TCA_EGRESS_MIRROR), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
 		{"a peak rate", []action{with(func(p *nl.TcPolice) { p.PeakRate.Rate = 1 }, nil)}, true, policy.Drop, true, false, counted.Kind},
 		{"cells", []action{with(func(p *nl.TcPolice) { p.Rate.Linklayer = nl.LINKLAYER_ATM }, nil)}, true, policy.Drop, true, false, counted.Kind},
-		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, none},
+		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, counted.Kind},
+		{"packets of up to 1000 bytes", []action{with(func(p *nl.TcPolice) { p.Mtu = 1000 }, nil)}, true, policy.Drop, true, false, sized.Kind},
 		{"an average", []action{with(noRate, attributes{nl.TCA_POLICE_AVRATE: {1}})}, false, 0, false, false, oddPolicer.Kind},
 		{"a size alone", []action{with(noRate, nil)}, false, 0, false, false, oddPolicer.Kind},
 	} {

@@ -137,8 +137,8 @@ var Figures = []Figure{
 	number("passed_bytes", "bytes of the passed packets", func(it *Item) uint64 { return it.PassedBytes }).total(OfAll).head("PASSED"),
 	number("excess_packets", "packets that did not conform, also those that passed; with colours yellow and red ones", func(it *Item) uint64 { return it.ExcessPackets }).total(OfAll).head("EXCESS"),
 	number("excess_bytes", "bytes of the excess packets", func(it *Item) uint64 { return it.ExcessBytes }).total(OfAll),
-	number("dropped_packets", droppedDoc, func(it *Item) uint64 { return it.Offered().DroppedPackets }).total(OfAll).head("DROPS"),
-	number("dropped_bytes", "bytes of the dropped packets", func(it *Item) uint64 { return it.Offered().DroppedBytes }).total(OfAll),
+	number("dropped_packets", "packets dropped, whether the rule or a pool refused them", func(it *Item) uint64 { return it.Offered().DroppedPackets }).total(OfRules).head("DROPS"),
+	number("dropped_bytes", "bytes of the dropped packets", func(it *Item) uint64 { return it.Offered().DroppedBytes }).total(OfRules),
 	number("refused_packets", "packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedPackets) }).total(OfPools),
 	number("refused_bytes", "bytes of the packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedBytes) }).total(OfPools),
 	number("delayed_packets", "passed packets that had to wait in the queue", func(it *Item) uint64 { return it.DelayedPackets }).total(OfAll).where((*Item).delays, "where excess packets are delayed").head("DELAYED"),
@@ -192,8 +192,6 @@ var ShadowFigures = []Figure{
 	number("affected_limit", "about how many hosts all shadows of the namespace can remember together", func(it *Item) uint64 { return uint64(it.Shadow.Room) }),
 	{Key: "affected", Type: "list of Affected", Doc: "hosts or subnets whose packets the shadow would have refused, most bytes first", Of: func(it *Item) any { return append([]Affected{}, it.Shadow.Affected...) }},
 }
-
-const droppedDoc = "packets dropped; of a pool, those of all rules within it, whoever refused them"
 
 var kindNames = map[bool]string{false: "rule", true: "pool"}
 

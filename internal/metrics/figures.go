@@ -46,7 +46,7 @@ func ofItems(kind live.Metric) (all []figure[*live.Item]) {
 	add := func(prefix, more string, figures []live.Figure, of func(*live.Item) *live.Item) {
 		for i := range figures {
 			f := &figures[i]
-			if f.Metric&kind == 0 || kind == live.OfPools && strings.HasPrefix(f.Key, "dropped_") {
+			if f.Metric&kind == 0 {
 				continue
 			}
 			name, type_ := prefix+f.Key, gauge
@@ -119,8 +119,8 @@ type labelled struct {
 
 var (
 	buildInfo    = labelled{"shapectl_build_info", "1, with the version, the layout of its pins, and the Go release that it was built with.", []string{"goversion", "layout", "version"}}
-	attached     = labelled{"shapectl_attached", "1 if the rules of the device and direction are in force, else 0. Not where that takes a permission that serve lacks.", []string{"device", "direction"}}
-	missingRules = labelled{"shapectl_missing_rules", "How many rules of the policy in force a device and direction lack, or how many rules are detached. Only where some are.", []string{"device", "direction"}}
+	attached     = labelled{"shapectl_attached", "1 if the rules of the device and direction are in force, else 0. Left out where serve lacks the permission to see it.", []string{"device", "direction"}}
+	missingRules = labelled{"shapectl_missing_rules", "How many rules of the policy in force a device and direction lack, or how many of its rules are detached. Only where some are.", []string{"device", "direction"}}
 	bucketLevel  = labelled{"shapectl_bucket_level_bytes", "Bytes in the fullest buckets; --metrics-buckets says how many.", []string{"device", "direction", "key", "network"}}
 	ruleInfo     = labelled{"shapectl_rule_info", "1, with what may change of a rule while its counters go on. pool is the pool that it is within.", []string{"algorithm", "device", "direction", "each", "excess", "name", "network", "plan", "pool"}}
 	poolInfo     = labelled{"shapectl_pool_info", "1, with what may change of a pool while its counters go on. within is the pool above it.", []string{"plan", "pool", "share", "within"}}

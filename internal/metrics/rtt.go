@@ -47,7 +47,7 @@ func sides(of func(observe.SumOfTimes) (float64, bool)) func(*observe.Sum, func(
 var ofRTTs = []rttFigure{
 	{labelled{"shapectl_rule_rtt_median_seconds", "Median round-trip time of TCP over the last 5 s, while the rule limited (limited=1) or did not. side is receiver, with the wait in the rule's queue, or sender. Only with serve --rtt.", sideLabels}, gauge,
 		sides(func(t observe.SumOfTimes) (float64, bool) { return t.Median.Seconds(), t.Median > 0 })},
-	{labelled{"shapectl_rule_rtt_seconds_total", "Sum of all round-trip times that were measured: by the rate of the next one, their mean. Only with serve --rtt.", sideLabels}, counter,
+	{labelled{"shapectl_rule_rtt_seconds_total", "Sum of all measured round-trip times. Its rate divided by that of the next metric is their mean. Only with serve --rtt.", sideLabels}, counter,
 		sides(func(t observe.SumOfTimes) (float64, bool) { return float64(t.All) / float64(time.Second), true })},
 	{labelled{"shapectl_rule_rtt_samples_total", "Round-trip times that were measured. Only with serve --rtt.", sideLabels}, counter,
 		sides(func(t observe.SumOfTimes) (float64, bool) { return float64(t.Samples), true })},

@@ -17,7 +17,7 @@ type Clusters []ClusterStatus
 type ClusterStatus struct {
 	Cluster    string `json:"cluster"`                // its name
 	Version    int    `json:"version"`                // of the records in the store
-	Quiet      bool   `json:"quiet"`                  // no leases are granted until those from before have ended
+	Quiet      bool   `json:"quiet"`                  // true while no leases are granted, because earlier ones may not have ended
 	RateBits   uint64 `json:"rate_bits_per_second"`   // the least that a host's policy has
 	LeasedBits uint64 `json:"leased_bits_per_second"` // what all members together may use
 	UseBits    uint64 `json:"use_bits_per_second"`    // of all live members

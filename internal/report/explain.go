@@ -55,7 +55,9 @@ type Stop struct {
 	State    string   `json:"state"` // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
 	// RateBits is the rate of the rule for all its packets together; null for none.
-	RateBits *uint64 `json:"rate_bits_per_second"`
+	RateBits        *uint64 `json:"rate_bits_per_second"`
+	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null without a limit
+	FirstSecondBits *uint64 `json:"first_second_bits_per_second"` // the same for its first second
 	// Hides are the wider rules that match, too, the narrowest first.
 	Hides  []Brief `json:"hides"`
 	Bucket *Level  `json:"bucket"` // null where there is none, and where it is not known which it is
@@ -234,6 +236,9 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)
 		}
+		if p.SpeedTestBits != nil && !NotInForce(p.Attached) && *p.FirstSecondBits*100 > *p.SpeedTestBits*103 {
+			fact(s, "speed", SpeedTest(*p.SpeedTestBits, *p.FirstSecondBits))
+		}
 		if all := p.PassedPackets + p.DroppedPackets; all > 0 {
 			text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
 			if p.ExcessPackets != p.DroppedPackets {
@@ -296,6 +301,11 @@ func (a Attached) String() string {
 		what += ", not shapectl's"
 	}
 	return a.At + " " + what
+}
+
+// SpeedTest says what a speed test of ten seconds shows at most.
+func SpeedTest(bits, firstSecond uint64) string {
+	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s", Bits(bits), Bits(firstSecond))
 }
 
 // now says what happens to a packet at this moment, and when that changes.

@@ -125,6 +125,9 @@ func TestVerdictWords(t *testing.T) {
 		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "a packet of 1000 bytes passes: the rule is NOT IN FORCE (detached)",
 		}},
+		{"a burst", func(p *Stop) { p.SpeedTestBits, p.FirstSecondBits = new(uint64(20.6e6)), new(uint64(26e6)) }, []string{
+			"speed      a 10 s speed test shows up to 20.6mbit, its first second 26.0mbit",
+		}},
 		{"spilled", func(p *Stop) { p.Bucket.Spilled = true }, []string{"no room for 10.0.0.7: this is the rule's spill bucket"}},
 		{"wider", func(p *Stop) {
 			p.Hides = []Brief{{Rule: "10.0.0.0/8", limit: "2mbit"}, {Rule: "10.0.0.0/7", limit: "not limited"}}

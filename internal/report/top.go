@@ -16,7 +16,7 @@ import (
 type Top struct {
 	Time       string `json:"time"`        // RFC 3339
 	IntervalNS uint64 `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
-	Of         int    `json:"of"`          // how many rows there are without a search and a number of rows
+	Of         int    `json:"of"`          // how many rows there would be without a search or a limit on rows
 	// Summary is what all rules do together.
 	Summary live.Summary `json:"summary"`
 	// Rules are rules and pools, in the order that was asked for.
@@ -53,7 +53,7 @@ type TopName struct {
 
 // A TopRow is what a row of a Top is and does.
 type TopRow struct {
-	Row      int    `json:"row"`      // its place in the order, from 0; -1 of the name that a tree is of
+	Row      int    `json:"row"`      // its place in the order, from 0; -1 for the name whose tree it is
 	Depth    int    `json:"depth"`    // the number of pools above it in a tree
 	Below    int    `json:"below"`    // how many rules and pools are directly within it
 	Activity string `json:"activity"` // what it does now: out (not in force), dropping, near (its rate), busy or idle

@@ -223,6 +223,21 @@ func (l *Limit) DefaultCapacity(r Rate) uint64 {
 	return DefaultCapacity(r)
 }
 
+// MostIn returns the highest mean rate that a bucket of r lets through in d, beginning while it is empty. It is Unlimited if
+// one bucket of r does not bound it.
+func (r Rule) MostIn(d time.Duration) Rate {
+	burst := r.Capacity
+	switch {
+	case r.Rate == Unlimited || r.Excess == Pass || r.Each.Kind == EachFlow || r.Algorithm.HasColours():
+		return Unlimited
+	case r.Excess == Delay && r.Algorithm == Leaky:
+		return r.Rate
+	case r.Excess == ECN:
+		burst *= 2
+	}
+	return r.Rate + Rate(scaleUp(burst, bitNanoseconds, uint64(d)))
+}
+
 func checkCapacity(r *Rule) error {
 	return checkBurst("capacity", r.Capacity, r.Rate)
 }

@@ -217,3 +217,27 @@ func TestRescaled(t *testing.T) {
 		}
 	}
 }
+
+func TestMostIn(t *testing.T) {
+	usual := Rule{Rate: 20e6, Capacity: DefaultCapacity(20e6)}
+	for name, test := range map[string]struct {
+		change      func(*Rule)
+		second, ten Rate
+	}{
+		"the default":     {func(*Rule) {}, 26e6, 20.6e6},
+		"a short burst":   {func(r *Rule) { r.Capacity = 125_000 }, 21e6, 20.1e6},
+		"ECN":             {func(r *Rule) { r.Excess = ECN }, 32e6, 21.2e6},
+		"a queue":         {func(r *Rule) { r.Excess, r.Queue = Delay, 1e6 }, 26e6, 20.6e6},
+		"an even output":  {func(r *Rule) { r.Excess, r.Algorithm = Delay, Leaky }, 20e6, 20e6},
+		"excess passes":   {func(r *Rule) { r.Excess = Pass }, Unlimited, Unlimited},
+		"each connection": {func(r *Rule) { r.Each.Kind = EachFlow }, Unlimited, Unlimited},
+		"colours":         {func(r *Rule) { r.Algorithm = SRTCM }, Unlimited, Unlimited},
+		"no rate":         {func(r *Rule) { r.Rate, r.Capacity = Unlimited, 0 }, Unlimited, Unlimited},
+	} {
+		r := usual
+		test.change(&r)
+		if second, ten := r.MostIn(time.Second), r.MostIn(10*time.Second); second != test.second || ten != test.ten {
+			t.Errorf("%s: %v in 1 s, %v in 10 s; want %v, %v", name, second, ten, test.second, test.ten)
+		}
+	}
+}

@@ -24,8 +24,8 @@ type Option struct {
 
 	Help        string // of its flag
 	HelpDefault string // the default in Help, if it is not the Value of an empty Limit
-	Doc         string // in docs/reference/policy.md
-	DocDefault  string // the default there, if it is not the Value of an empty Limit, or none
+	Doc         string // in docs/reference/policy.md, if Help does not say all
+	DocDefault  string // the default there, if it is neither HelpDefault nor the Value of an empty Limit, nor none
 
 	Label       bool // it is a text for people, in Rule.Label; defaults and replays have none
 	Shadow      bool // a shadow can have it
@@ -125,7 +125,6 @@ var Options = []*Option{
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
 		Name: "each", Decides: true, Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
 		RuleOnly: true, instead: "a pool has one bucket; use share for parts of it",
-		Doc:   "who gets a bucket: `all` together, each `host`, each subnet `/N`, or each `flow`",
 		check: func(r *Rule) error { return checkScope("each", r.Each.Kind, r.Each.Bits, eachNames, r) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
@@ -221,36 +220,28 @@ var Options = []*Option{
 	}),
 	actionOption(ActionPass, func(c *ColourOptions) *Action { return &c.Yellow }, func(c *Colours) *Action { return &c.Yellow }, Option{
 		Name: "yellow", Help: "what happens to yellow packets",
-		Doc:        "the same for yellow packets",
 		DocDefault: "`pass`",
 	}),
 	actionOption(ActionDrop, func(c *ColourOptions) *Action { return &c.Red }, func(c *Colours) *Action { return &c.Red }, Option{
 		Name: "red", Help: "what happens to red packets",
 		HelpDefault: "drop",
-		Doc:         "the same for red packets",
-		DocDefault:  "`drop`",
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
 		Name: "fail", Help: "pass or drop if a bucket cannot be updated",
 		RuleOnly: true, instead: "set it in rules",
-		Doc:   "verdict when a bucket cannot be updated because of contention: `open` passes the packet, `closed` drops it",
 		check: func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
 	}),
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
 		Name: "overhead", Shadow: true, HelpDefault: "0",
 		RuleOnly: true, instead: "set it in rules, whose packets count in pools as they count there",
-		Help:       "`bytes` that the link adds; or ethernet, docsis, pppoe-ptm",
-		Doc:        "bytes that the link adds to each packet; or tc-cake's `ethernet`, `docsis`, `pppoe-ptm`",
-		DocDefault: "0",
-		resolve:    resolveOverhead,
-		check:      func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
+		Help:    "`bytes` that the link adds; or ethernet, docsis, pppoe-ptm",
+		resolve: resolveOverhead,
+		check:   func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
 	numberOption(func(l *Limit) *uint16 { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText, 0, MaxMPU, Option{
 		Name: "mpu", Shadow: true, Help: "fewest `bytes` that a packet counts as",
 		RuleOnly: true, instead: "set it in rules, whose packets count in pools as they count there",
-		Doc:        "the fewest bytes that a packet counts as",
-		DocDefault: "0",
-		resolve:    resolveMPU,
+		resolve: resolveMPU,
 	}),
 	textOption(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, MaxName, "pool", Option{
 		Name: "within", Decides: true, Help: "draw from this pool, too",
@@ -260,21 +251,18 @@ var Options = []*Option{
 	same(func(l *Limit) *Guarantee { return &l.Guarantee }, func(r *Rule) *Guarantee { return &r.Guarantee }, Option{
 		Name:  "guarantee",
 		Help:  "rate that the pool always has for the rule",
-		Doc:   "the rate that the pool always has for the rule or pool; what lies between it and `rate` is borrowed",
 		needs: []need{needsPool},
 		check: checkGuarantee,
 	}),
 	numberOption(func(l *Limit) *Members { return &l.Members }, func(r *Rule) *Members { return &r.Members }, Members.String, 1, math.MaxUint32, Option{
 		Name: "members", RuleOnly: true, instead: "a pool has one bucket, so leave it out",
 		Help:       "most buckets that have the guarantee",
-		Doc:        "with a guarantee for each host, subnet or flow: how many there are at most",
-		DocDefault: "must be given then",
+		DocDefault: "must be given with a guarantee and `each`",
 		needs:      []need{needsPool, needsGuarantee, needsBuckets},
 	}),
 	numberOption(func(l *Limit) *Weight { return &l.Weight }, func(r *Rule) *Weight { return &r.Weight }, Weight.String, 1, MaxWeight, Option{
-		Name: "weight", Help: "part of the pool's shares: 1 to 256",
+		Name: "weight", Help: "weight in the pool's shares: 1 to 256",
 		check: func(r *Rule) error { return checkWeight("weight", r.Weight) },
-		Doc:   "the part that the rule or pool gets of the shares of its pool, relative to the others: 1 to 256",
 		needs: []need{needsPool},
 	}),
 	same(func(l *Limit) *Share { return &l.Share }, func(r *Rule) *Share { return &r.Share }, Option{
@@ -285,45 +273,39 @@ var Options = []*Option{
 	}),
 	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
 		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
-		Doc: "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
 	}),
 	numberOption(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Weight.String, 1, MaxWeight, Option{
-		Name: "cluster-weight", PoolOnly: true, Help: "part that this host gets: 1 to 256",
+		Name: "cluster-weight", PoolOnly: true, Help: "weight of this host: 1 to 256",
 		check: func(r *Rule) error { return checkWeight("cluster-weight", r.Cluster.Weight) },
-		Doc:   "of a pool with a cluster: the part that this host gets of the rate, relative to the other hosts: 1 to 256",
 		needs: []need{needsCluster, needsNoFixedShare},
 	}),
 	clusterRate(func(c *Cluster) *Rate { return &c.Floor }, Option{
 		Name: "cluster-floor", Help: "rate that a lease of this host has at least",
-		Doc:   "of a pool with a cluster: the rate that this host has at least while it has a lease",
 		needs: []need{needsCluster, needsNoFixedShare},
 	}),
 	clusterRate(func(c *Cluster) *Rate { return &c.Share }, Option{
 		Name: "cluster-share", Help: "fixed rate of this host, not by demand",
-		Doc:   "of a pool with a cluster: a fixed rate for this host, instead of one by demand",
 		needs: []need{needsCluster},
 	}),
 	clusterRate(func(c *Cluster) *Rate { return &c.Safe }, Option{
 		Name: "cluster-safe", HelpDefault: "an equal part", Help: "rate of this host without a lease",
-		Doc:        "of a pool with a cluster: the rate of this host while it has no lease",
 		DocDefault: "the rate divided by the hosts that were known at the last lease; before the first one 8 kbit/s",
 		needs:      []need{needsCluster},
 	}),
 	same(func(l *Limit) *Guarantee { return (*Guarantee)(&l.Adapt.Min) }, func(r *Rule) *Guarantee { return (*Guarantee)(&r.Adapt.Min) }, Option{
 		Name: "adapt-min", PoolOnly: true, Help: "adapt to the line's latency, down to this",
-		Doc:        "of a pool: the lowest rate to which [the latency of the line](../for/line.md#a-line-whose-rate-changes) may lower the rate",
+		Doc:        "the lowest rate to which [the latency of the line](../for/line.md#a-line-whose-rate-changes) may lower the rate",
 		DocDefault: "none: the rate does not adapt",
 		check:      checkAdaptMin,
 	}),
 	same(func(l *Limit) *AdaptAbove { return &l.Adapt.Above }, func(r *Rule) *AdaptAbove { return &r.Adapt.Above }, Option{
-		Name: "adapt-above", PoolOnly: true, Help: "lower the rate if pings take so much more",
-		Doc:   "of a pool that adapts: how far the latency may rise above the usual one",
+		Name: "adapt-above", PoolOnly: true, Help: "lower the rate if pings take this much longer",
 		needs: []need{needsAdapt},
 		check: checkAdaptAbove,
 	}),
 	same(func(l *Limit) *Reflectors { return &l.Adapt.To }, func(r *Rule) *Reflectors { return &r.Adapt.To }, Option{
 		Name: "adapt-to", PoolOnly: true, HelpDefault: "large DNS services", Help: "ping these IP addresses",
-		Doc:        "of a pool that adapts: up to 8 IP addresses to ping, with commas between them; or `default`",
+		Doc:        "up to 8 IP addresses to ping, with commas between them; or `default`",
 		DocDefault: "Cloudflare, Quad9 and Google DNS, by IPv4 and IPv6",
 		needs:      []need{needsAdapt},
 		check:      checkAdaptTo,
@@ -332,12 +314,10 @@ var Options = []*Option{
 	textOption(func(l *Limit) *string { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, MaxName, "text", Option{
 		Name: "name", Label: true,
 		Help: "who or what the rule is for, at most 64 bytes",
-		Doc:  "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
 	}),
 	textOption(func(l *Limit) *string { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, MaxNote, "text", Option{
 		Name: "note", Label: true,
 		Help: "remark about the rule, at most 256 bytes",
-		Doc:  "a remark about the rule, at most 256 bytes",
 	}),
 	same(func(l *Limit) *MAC { return &l.Host }, func(r *Rule) *MAC { return &r.Label.Host }, Option{
 		Name: "host", Fact: true,
@@ -345,9 +325,8 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Guarantee { return &l.Waits }, func(r *Rule) *Guarantee { return &r.Label.Waits }, Option{
 		Name: "waits", Fact: true,
-		Doc:        "no flag: the guarantee that the rule or pool gets once there is room in its pool",
-		DocDefault: "none",
-		needs:      []need{needsPool, needsNoGuarantee},
+		Doc:   "no flag: the guarantee that the rule or pool gets once there is room in its pool",
+		needs: []need{needsPool, needsNoGuarantee},
 	}),
 	same(func(l *Limit) *Owner { return &l.Owner }, func(r *Rule) *Owner { return &r.Label.Owner }, Option{
 		Name: "owner", Fact: true, PoolOnly: true,
