@@ -47,6 +47,18 @@ func (f *forest) lease(s *mirroredStage, now uint64) {
 	}
 }
 
+// weigh gives a rule another weight in its pool.
+func (f *forest) weigh(s *mirroredStage, now uint64, w policy.Weight) {
+	f.Helper()
+	s.rule.Weight = w
+	f.at(now)
+	_, err := f.set.Put(s.rule)
+	testenv.Must(f, err)
+	if s.entry, _ = f.set.Find(s.rule.Prefix); s.limited() {
+		s.limit.Meter = f.set.Store.Meter(s.entry)
+	}
+}
+
 // sharer is that of a packet of a host, which is of a member of the pool.
 func (s *mirroredStage) sharer(host netip.Addr, member *mirroredStage) *model.Sharer {
 	key := host.String() // each host has one flow
@@ -381,6 +393,9 @@ func TestPools(t *testing.T) {
 			host[3] = byte(roll(3))
 			if pool := f.pools[roll(uint64(len(f.pools)))]; pool.rule.HasLeases() && roll(10) == 0 {
 				f.renew(pool, now, roll)
+			}
+			if s.rule.Within != "" && roll(20) == 0 {
+				f.weigh(s, now, weights[roll(4)])
 			}
 			n := randomSize(roll, overhead, 1514)
 			if plain {

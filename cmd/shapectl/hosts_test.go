@@ -260,21 +260,21 @@ func TestDoctorOfHost(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
-// A device that appears has the pools of hosts before these have addresses, and the rules as it appears.
+// A device that appears has the pools of hosts, and those above, before these have addresses, and the rules as it appears.
 func TestWatchHostsOfNewDevice(t *testing.T) {
 	h := newHome(t)
 	h.gets("192.168.1.7/24")
-	w := h.watch(h.policy(tabletLimit))
-	h.has("pool va egress tablet", "pool va ingress tablet",
+	w := h.watch(h.policy("pools: {kids: 1mbit}\n" + strings.Replace(tabletLimit, "overhead: 4", "within: kids", 1)))
+	h.has("pool kids", "pool va egress tablet", "pool va ingress tablet",
 		"va egress 192.168.1.7/32 of tablet in va egress tablet", "va ingress 192.168.1.7/32 of tablet in va ingress tablet")
 	rename(t, "va", "other")
 	h.ok("flush", "--all")
 	h.forgets("other", "192.168.1.7")
 	rename(t, "other", "va")
-	testenv.Eventually(t, "the pools", func() bool { return len(h.rows("show")) == 2 })
-	h.has("pool va egress tablet", "pool va ingress tablet")
+	testenv.Eventually(t, "the pools", func() bool { return len(h.rows("show")) == 3 })
+	h.has("pool kids", "pool va egress tablet", "pool va ingress tablet")
 	h.remove("va")
-	testenv.Eventually(t, "the pools to go with the device", func() bool { return len(h.rows("show")) == 0 })
+	testenv.Eventually(t, "the pools to go with the device", func() bool { return len(h.rows("show")) == 1 })
 	w.ends(syscall.SIGTERM)
 }
 

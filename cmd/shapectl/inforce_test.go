@@ -94,14 +94,14 @@ func TestPolicyInForceOfAChange(t *testing.T) {
 	file := r.policy(watched)
 	addTap(t, "tun9")
 	lacks := "tap9 egress policy"
-	for _, end := range [][]string{{"rollback"}, {"confirm", "rollback"}, {"doctor"}} {
+	for _, end := range [][]string{{"1h", "rollback"}, {"1h", "confirm", "rollback"}, {"1s"}} {
 		r.ok("apply", before)
-		r.run("apply", file, "--confirm", "1s")
+		r.run("apply", file, "--confirm", end[0])
 		rename(t, "tun9", "tap9")
-		if end[0] != "doctor" {
-			r.doctorSays(exitDegraded, lacks)
-		}
-		for _, command := range end {
+		for i, command := range end[1:] {
+			if i == 0 {
+				r.doctorSays(exitDegraded, lacks)
+			}
 			r.run(command)
 		}
 		testenv.Eventually(t, "the policy from before is in force", func() bool { return !strings.Contains(r.run("doctor").out, lacks) })

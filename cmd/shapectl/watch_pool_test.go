@@ -138,6 +138,18 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
+// A device that has rules in one direction has its pool for those of the other one.
+func TestWatchPoolOfOtherDirection(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
+	r.ok("set", "vb", "ingress", "10.0.0.0/24", "--rate", "7mbit")
+	w := r.watch(r.policy("devices: {v*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n"))
+	if got, want := names(r.rows("show", "--pools")), "pool va, pool vb"; got != want {
+		t.Errorf("there are %s; want %s", got, want)
+	}
+	w.ends(syscall.SIGTERM)
+}
+
 // Each device of a pattern has a pool, also one that appears. The pool goes with its device, and makes room.
 func TestWatchOwnPools(t *testing.T) {
 	t.Parallel()

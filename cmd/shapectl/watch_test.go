@@ -334,12 +334,13 @@ func TestWatchDetachedDirection(t *testing.T) {
 	}
 }
 
-// The policy counts as it is in the file when a device appears, or as it last was good.
+// The policy counts as it is in the file, and in one that it includes, when a device appears, or as it last was good.
 func TestWatchReadsThePolicyAgain(t *testing.T) {
 	r := newRig(t)
-	file := r.policy("devices: {" + "tap*: {egress: {10.0.0.0/24: 1mbit}}}\n")
+	included := r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}}}\n")
+	file := r.policy("include: [" + included + "]\ndevices: {}\n")
 	w := r.watch(file)
-	next := func(rate string) {
+	next := func(file, rate string) {
 		t.Helper()
 		r.writeFile(file, "devices: {tap*: {egress: {10.0.0.0/24: "+rate+"}}}\n")
 	}
@@ -349,17 +350,17 @@ func TestWatchReadsThePolicyAgain(t *testing.T) {
 		w.says(name + " egress") // after its other end, which was made before
 	}
 	appears("tap0")
-	next("2mbit")
+	next(included, "2mbit")
 	appears("tap1")
 	w.says("was read again")
-	next("fast")
+	next(file, "fast")
 	appears("tap2")
 	w.says("shapectl: serve: " + file + `:1:40: "fast"`)
 	w.says("shapectl: serve: still using the policy that was read before from " + file)
 	if n := strings.Count(w.err.String(), "still using"); n != 1 {
 		t.Errorf("one bad file is reported %d times: %s", n, &w.err)
 	}
-	next("3mbit")
+	next(file, "3mbit")
 	testenv.Must(t, w.cmd.Process.Signal(syscall.SIGHUP))
 	w.says("was read again")
 	appears("tap3")

@@ -58,6 +58,7 @@ func TestJudgeColours(t *testing.T) {
 			"is red, and is dropped; it would never be green"},
 		{"beyond the PIR", trtcm, false, 0, 0, 3500, 1000, "drop",
 			"is red, and is dropped; it would be green in 250ms, if no others come"},
+		{"within the PIR", trtcm, false, 0, 0, 3000, 1000, "pass", "P 3000 of 4000 bytes (75% full); empty in 1.5s if no more come"},
 		{"comes in yellow", trtcm, true, af12, 0, 0, 1000, "pass",
 			"a packet of 1000 bytes that comes in yellow (AF12) stays yellow, and gets AF12, and passes; it would never be green"},
 		{"comes in red", srtcm, true, af13, 0, 0, 1000, "drop",

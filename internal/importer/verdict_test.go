@@ -225,6 +225,15 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
+// TestRateAboveCeil gives a class no guarantee that it never gets.
+func TestRateAboveCeil(t *testing.T) {
+	d := &device{collector: newCollector(), buckets: map[uint32]*limit{}, classes: map[uint32]*class{1: {ceil: rateSpec{bytes: 1e9}}}}
+	c := &class{rate: rateSpec{bytes: 2e6}, ceil: rateSpec{bytes: 1e6}}
+	if c.Parent = 1; uint64(d.limit(c).Guarantee) != 8e6 {
+		t.Errorf("%v are guaranteed", d.limit(c).Guarantee)
+	}
+}
+
 func FuzzNFT(f *testing.F) {
 	for _, name := range []string{"devices", "plans"} {
 		text, err := os.ReadFile(filepath.Join("testdata", "nft", name+".json"))

@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -45,7 +46,8 @@ func TestSweep(t *testing.T) {
 	testenv.Must(t, <-ended)
 }
 
-// A device whose rules could not be applied gets them when they can be. One error is told of once.
+// A device whose rules could not be applied gets them when they can be. One error is told of once. It is the same if another
+// command has the lock for longer than the reconciler waits.
 func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
 	sweepEvery = 10 * time.Millisecond
@@ -56,7 +58,9 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	}
 	write("tap*: {egress: {any: 1mbit}}, '*0': {egress: {any: 1mbit}}")
 	applied, warnings := make(chan string, 10), make(chan error, 100)
-	r := &Reconciler{Options: loader.Options{BPFFS: testenv.BPFFS(t)}, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}}
+	options := loader.Options{BPFFS: testenv.BPFFS(t)}
+	r := &Reconciler{Options: options, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}}
+	r.Options.Patience = time.Millisecond
 	r.OnWarning = func(err error) { warnings <- err }
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
@@ -70,11 +74,17 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	if device := <-applied; device != "tap0" {
 		t.Errorf("rules of %s", device)
 	}
-	stop()
-	testenv.Must(t, <-ended)
 	if len(warnings) > 0 {
 		t.Errorf("it also warned: %v", <-warnings)
 	}
+	n, err := loader.Write(options)
+	testenv.Must(t, err)
+	testenv.Veth(t, "tap1", "y")
+	<-warnings
+	n.Close()
+	testenv.Eventually(t, "rules of tap1", func() bool { return len(applied) > 0 })
+	stop()
+	testenv.Must(t, <-ended)
 }
 
 // What appears is limited before anything is removed of what has gone.
@@ -126,6 +136,36 @@ func TestNewDevicesFirst(t *testing.T) {
 	if attached < 0 || removed < attached {
 		t.Errorf("the new device was limited in step %d, and rules were removed in step %d of %q", attached, removed, steps)
 	}
+}
+
+// The hosts of a device that gets the name of the policy have rules although its neighbours are what they were.
+func TestHostsOfRenamedDevice(t *testing.T) {
+	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
+	sweepEvery = time.Hour
+	options := loader.Options{BPFFS: testenv.BPFFS(t)}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	testenv.Must(t, os.WriteFile(file, []byte("devices: {tap0: {egress: {02:00:00:00:00:07: unlimited}}}\n"), 0o600))
+	said, ready := make(chan string, 10), make(chan bool)
+	r := &Reconciler{Options: options, OnApply: func(Event) {}, OnNotice: func(text string) { said <- text }, OnWarning: func(err error) { t.Error(err) }}
+	testenv.Must(t, r.Load(file, ""))
+	watched := testenv.NewNetns(t)
+	testenv.Veth(t, "old", "x")
+	link := testenv.Link(t, "old")
+	testenv.Must(t, netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(10, 0, 0, 7), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 7},
+	}))
+	testenv.Must(t, limit(options, "old")) // so that only the addresses of hosts change
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) }) }()
+	<-ready
+	testenv.Must(t, netlink.LinkSetName(link, "tap0"))
+	testenv.Eventually(t, "the rule of the host", func() bool { return len(said) > 0 })
+	if text := <-said; text != "tap0: added 10.0.0.7 of 02:00:00:00:00:07, egress" {
+		t.Errorf("it said %s", text)
+	}
+	stop()
+	testenv.Must(t, <-ended)
 }
 
 // limit sets a rule on a device.

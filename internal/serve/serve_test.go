@@ -449,8 +449,9 @@ func TestSlowReaders(t *testing.T) {
 	if k[1].gone || k[4].gone || k[5].gone {
 		t.Error("others than the first are gone")
 	}
-	for _, f := range over {
+	for i, f := range over {
 		f()
+		c.remove(k[i])
 	}
 	if c.held != [2]int{} {
 		t.Errorf("%v bytes are held for nobody", c.held)
@@ -604,7 +605,8 @@ func certificate(t *testing.T, name string) (cert, key []byte) {
 func TestTLS(t *testing.T) {
 	certText, keyText := certificate(t, "first")
 	cert, key := file(t, "cert", string(certText), 0o600), file(t, "key", string(keyText), 0o600)
-	r := newRig(t, func(o *Options) { o.Cert, o.Key = cert, key })
+	token := file(t, "token", aToken, 0o600)
+	r := newRig(t, func(o *Options) { o.Cert, o.Key, o.TokenFile = cert, key, token })
 	shown := func() string {
 		t.Helper()
 		c, err := tls.Dial("tcp", r.tcp, &tls.Config{InsecureSkipVerify: true})
@@ -626,9 +628,11 @@ func TestTLS(t *testing.T) {
 	}
 	certText, keyText = certificate(t, "second")
 	testenv.Must(t, os.WriteFile(cert, certText, 0o600))
+	testenv.Must(t, os.WriteFile(token, []byte(strings.ToUpper(aToken)), 0o600))
 	if r.s.Reload() == nil {
 		t.Error("a certificate without its key is used")
 	}
+	r.wants(200, r.overTCP(), request{"POST", "/change", "{}", []string{"Authorization: Bearer " + aToken}}) // nor the token beside it
 	if name := shown(); name != "first" {
 		t.Errorf("the certificate is %q after one that is not valid", name)
 	}

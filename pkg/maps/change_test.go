@@ -300,3 +300,28 @@ func TestKilledRollback(t *testing.T) {
 		}
 	}
 }
+
+// A pool from which a rule draws before a change may go only once the change is over.
+func TestUnusedPools(t *testing.T) {
+	r := newRig(t, shapemaps.Size{Rules: 4, Buckets: 4, Labels: 16, Pools: true})
+	_, err := r.Store.Pools().Put(policy.Rule{Prefix: policy.PoolKey("gold"), Pool: true, Rate: 8e6, Capacity: 100_000, Label: policy.Label{Name: "gold"}})
+	testenv.Must(t, err)
+	unused := func(when string, want int) {
+		t.Helper()
+		if got := r.Store.Unused(func(policy.Rule) bool { return true }); len(got) != want {
+			t.Errorf("%s: %d pools are unused, want %d", when, len(got), want)
+		}
+	}
+	unused("without rules", 1)
+	one := rule("10.0.0.0/8", 8e6, 100_000)
+	one.Within = "gold"
+	r.put(one)
+	one.Within = ""
+	r.prepare(one)
+	r.Store.Time(r.now, shapemaps.Never)
+	testenv.Must(t, r.Store.Arm())
+	r.Store.Commit()
+	unused("while the rule can be within it again", 0)
+	r.Store.Finish()
+	unused("after the change", 1)
+}

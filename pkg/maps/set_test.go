@@ -322,6 +322,22 @@ func TestGrowthKeepsFairClocks(t *testing.T) {
 	}
 }
 
+// A rule that had fair shares once, and has them again, does not use those that another rule got meanwhile.
+func TestSharesAreFreed(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 3, Buckets: 4, Shares: 2, Pools: true})
+	put := func(network string, kind policy.ShareKind) error {
+		shared := rule(network, 1e6, 1<<16)
+		shared.Share.Kind = kind
+		_, err := r.Put(shared)
+		return err
+	}
+	const first, second = "10.0.0.0/24", "10.0.1.0/24"
+	testenv.Must(t, errors.Join(put(first, policy.ShareHost), put(first, policy.ShareNone), put(second, policy.ShareHost), put(first, policy.ShareHost)))
+	if err := put("10.0.2.0/24", policy.ShareHost); !errors.Is(err, maps.ErrFull) {
+		t.Errorf("a third rule has fair shares: %v", err)
+	}
+}
+
 // Sharers count as active until their part has been sent, or no packet has come for a while: only packets advance the clock.
 func TestActiveSharers(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4, Shares: 1, Pools: true})
