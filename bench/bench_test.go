@@ -18,14 +18,11 @@ func result(suite, name, subject, unit string, median float64) Result {
 	return Result{Suite: suite, Case: name, Subject: subject, Unit: unit, Median: median, Low: 0.9 * median, High: 1.1 * median, Rounds: 9}
 }
 
-// Each target and each table of the page names figures of the report in docs, and the page there is that of this program.
+// Each table of the page names figures of the report in docs, and the page there is that of this program.
 func TestReportInDocs(t *testing.T) {
 	const docs = "../docs"
 	r, err := readReport(docs)
 	testenv.Must(t, err)
-	if missing := compare(r.Results).Missing; missing != nil {
-		t.Errorf("targets name figures that do not exist: %q", missing)
-	}
 	dir := t.TempDir()
 	testenv.Must(t, try(func() { r.write(dir) }))
 	for _, name := range []string{"benchmarks.md", "bench/benchmarks.json"} {
@@ -68,13 +65,6 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestExpand(t *testing.T) {
-	got := strings.Join(expand("{a|b}; c {1|2}"), ", ")
-	if want := "a; c 1, a; c 2, b; c 1, b; c 2"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-}
-
 func TestSummarize(t *testing.T) {
 	for _, c := range []struct {
 		samples []float64
@@ -93,19 +83,6 @@ func TestSummarize(t *testing.T) {
 		r.summarize()
 		if got := fmt.Sprint(r.Results[0].Median, r.Results[0].Low, r.Results[0].High, r.Results[0].Rounds); got != c.want {
 			t.Errorf("%v: %s, want %s", c.samples, got, c.want)
-		}
-	}
-}
-
-// Every other subject is a peer, so a new one cannot be missing where peers win.
-func TestIsPeer(t *testing.T) {
-	for subject, want := range map[string]bool{
-		"shapectl gcra": false, "shapectl leaky, each flow": false,
-		emptyProgram: false, noLimiter: false, sharedClock: false,
-		"tc police": true, lruMap: true, "anything else": true,
-	} {
-		if isPeer(subject) != want {
-			t.Errorf("%q is a peer: %v", subject, !want)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"os"
@@ -244,24 +243,6 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// Units in which more is better, or 1 is the best, or that are for information. Else less is better.
-var (
-	higherIsBetter  = []string{"x one CPU", "goodput, %", "total, % of the rate"}
-	nearOneIsBetter = []string{"gap p1", "gap p50", "gap p99"}
-	notCompared     = []string{"cubic, %", "bbr, %", "udp, %"} // for information
-)
-
-// badness is lower for a better figure of the same unit.
-func (r Result) badness() float64 {
-	switch {
-	case slices.Contains(higherIsBetter, r.Unit):
-		return -r.Median
-	case slices.Contains(nearOneIsBetter, r.Unit):
-		return math.Abs(r.Median - 1)
-	}
-	return r.Median
-}
-
 // ours reports whether a subject is a mode of shapectl.
 func ours(subject string) bool { return strings.HasPrefix(subject, "shapectl") }
 
@@ -272,11 +253,6 @@ const (
 	memoryFloor  = "clock and one cache line"
 	noLimiter    = "no limiter"
 )
-
-var references = []string{emptyProgram, clockProgram, memoryFloor, sharedClock, noLimiter}
-
-// isPeer reports whether a subject is neither shapectl nor a reference.
-func isPeer(subject string) bool { return !ours(subject) && !slices.Contains(references, subject) }
 
 // A table is the results of one suite with the same part of Case before the colon.
 type table struct {
@@ -318,7 +294,6 @@ func (t table) distinct(part func(Result) string) (values []string) {
 
 func (t table) columns() []string  { return t.distinct(Result.column) }
 func (t table) subjects() []string { return t.distinct(func(r Result) string { return r.Subject }) }
-func (t table) units() []string    { return t.distinct(func(r Result) string { return r.Unit }) }
 
 func (t table) find(column, subject, unit string) Result {
 	for _, r := range t.results {
@@ -381,139 +356,4 @@ func count(n int) string {
 		s = s[:i] + " " + s[i:]
 	}
 	return s
-}
-
-// Wins has a line for each suite with peers: in how many cases each of them beats every mode of shapectl.
-func (r report) Wins() string {
-	text := row("suite", "peers, and their cases") + rule(2, 0)
-	for _, s := range suites {
-		ahead, cases := map[string]int{}, map[string]int{}
-		for _, t := range tablesOf(s.name, r.Results) {
-			for _, r := range t.results {
-				if best, ok := t.best(r); ok {
-					cases[r.Subject]++
-					if r.badness() < best.badness() && (r.Low > best.High || best.Low > r.High) {
-						ahead[r.Subject]++
-					}
-				}
-			}
-		}
-		var list []string
-		for _, p := range slices.Sorted(maps.Keys(ahead)) {
-			list = append(list, fmt.Sprintf("%s %d of %d", p, ahead[p], cases[p]))
-		}
-		if len(cases) > 0 {
-			text += row(s.title, cmp.Or(strings.Join(list, "; "), "none"))
-		}
-	}
-	return text
-}
-
-// best is the best of our figures in the case of a peer's; false if they do not compete. Ratios to the first unit of a
-// table do not.
-func (t table) best(theirs Result) (best Result, ok bool) {
-	if !isPeer(theirs.Subject) || slices.Contains(notCompared, theirs.Unit) ||
-		theirs.Unit != t.units()[0] && strings.HasPrefix(theirs.Unit, "x ") {
-		return best, false
-	}
-	for _, r := range t.results {
-		if r.Case == theirs.Case && r.Unit == theirs.Unit && ours(r.Subject) && (!ok || r.badness() < best.badness()) {
-			best, ok = r, true
-		}
-	}
-	return best, ok
-}
-
-// targets are those of the template "targets", which calls the methods.
-type targets struct {
-	medians map[string]float64
-	text    string
-	met     int
-	count   int
-	Missing []string // figures that were not measured
-}
-
-// F returns the medians of figures. The parts make the name "suite; case; subject; unit", where {a|b} stands for both. It
-// returns nil unless all of them were measured.
-func (t *targets) F(parts ...string) (values []float64) {
-	for _, name := range expand(strings.Join(parts, "")) {
-		v, ok := t.medians[name]
-		if !ok {
-			t.Missing = append(t.Missing, name)
-			return nil
-		}
-		values = append(values, v)
-	}
-	return values
-}
-
-// expand returns the names for which a name with {a|b} stands.
-func expand(name string) (names []string) {
-	before, rest, found := strings.Cut(name, "{")
-	if !found {
-		return []string{name}
-	}
-	choices, after, _ := strings.Cut(rest, "}")
-	for c := range strings.SplitSeq(choices, "|") {
-		names = append(names, expand(before+c+after)...)
-	}
-	return names
-}
-
-func (*targets) Ratio(a, b []float64) []float64 {
-	return pairs(a, b, func(a, b float64) float64 { return a / b })
-}
-func (*targets) Plus(a, b []float64) []float64 {
-	return pairs(a, b, func(a, b float64) float64 { return a + b })
-}
-func (*targets) Minus(a, b []float64) []float64 {
-	return pairs(a, b, func(a, b float64) float64 { return a - b })
-}
-func (*targets) List(all ...float64) []float64 { return all }
-
-// pairs combines figures. If there are more of the first, each of the others stands for several of them.
-func pairs(a, b []float64, of func(a, b float64) float64) (values []float64) {
-	for i := range a {
-		if len(b) > 0 {
-			values = append(values, of(a[i], b[i*len(b)/len(a)]))
-		}
-	}
-	return values
-}
-
-// Target adds a target, which the worst of all figures must meet. The bound is "at most" or "at least" this much.
-func (t *targets) Target(what, side string, bound float64, unit string, values ...[]float64) string {
-	all, figure, verdict := slices.Concat(values...), "not measured", ""
-	if !slices.ContainsFunc(values, func(v []float64) bool { return v == nil }) {
-		worst := slices.Max(all)
-		met := worst <= bound
-		if side == "at least" {
-			worst = slices.Min(all)
-			met = worst >= bound
-		}
-		figure, verdict = number(worst), "**no**"
-		if met {
-			verdict = "yes"
-			t.met++
-		}
-	}
-	t.count++
-	t.text += row(what, side+" "+number(bound)+" "+unit, figure, verdict)
-	return ""
-}
-
-// compare compares all targets with figures.
-func compare(results []Result) *targets {
-	t := &targets{medians: map[string]float64{}, text: row("target", "bound", "figure", "met") + "|---|--:|--:|---|\n"}
-	for _, r := range results {
-		t.medians[strings.Join([]string{r.Suite, r.Case, r.Subject, r.Unit}, "; ")] = r.Median
-	}
-	check(pages.ExecuteTemplate(io.Discard, "targets", t))
-	return t
-}
-
-// Targets lists all of them, and says how many are met.
-func (r report) Targets() string {
-	t := compare(r.Results)
-	return fmt.Sprintf("%d of %d targets are met.\n\n%s", t.met, t.count, t.text)
 }
