@@ -47,17 +47,16 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
-	@$(MAKE) -s all
 	@$(MAKE) --no-print-directory -j test-go test-bench test-netns test-units
 
 # Parts of `make test`, which run side by side: each line of theirs says what it is about. Traffic that is measured gets the CPU first.
-test-go:
+test-go: all
 	go test $(TEST) ./cmd/shapectl ./pkg/loader ./...
 
-test-bench:
+test-bench: all
 	go test -C bench $(TEST) ./...
 
-test-netns:
+test-netns: all
 	nice -n -10 scripts/netns-test.sh --brief
 
 test-unit: ## the tests that need neither root nor a kernel
@@ -81,10 +80,10 @@ RACE_COMMANDS = 'Agent|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|To
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short $(TEST) $(RACE)
-	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
-	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
-	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
+	CGO_ENABLED=1 go test -race $(TEST) $(RACE)
+	CGO_ENABLED=1 go test -race $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
+	CGO_ENABLED=1 go test -race $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
+	CGO_ENABLED=1 go test -C bench -race $(TEST) ./...
 
 generate: ## compile bpf/*.c and its Go bindings, and bench/reference.c
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
