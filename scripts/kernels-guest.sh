@@ -22,7 +22,7 @@ tests() {
 	shift
 	run=$(IFS='|'; echo "$*")
 	cd "$tree/$package"
-	if ! ./package.test -test.short -test.v -test.timeout 1800s -test.run "$run" >"$said" 2>&1; then
+	if ! ./package.test -test.v -test.timeout 1800s -test.run "$run" >"$said" 2>&1; then
 		grep -vE '^ *(=== |--- PASS)' "$said" || cat "$said"
 		die "the tests of ./$package failed"
 	fi

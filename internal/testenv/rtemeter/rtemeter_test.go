@@ -14,10 +14,7 @@ import (
 // Every packet has the colour that DPDK gives it.
 func TestColoursAsInDPDK(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces, packets := 1000, 300
-	if testing.Short() {
-		traces = 100
-	}
+	const traces, packets = 1000, 300
 	for _, algorithm := range []policy.Algorithm{policy.SRTCM, policy.TRTCM, policy.RFC4115} {
 		for _, aware := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/aware=%v", algorithm, aware), func(t *testing.T) {
