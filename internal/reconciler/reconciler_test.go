@@ -30,11 +30,7 @@ func TestSweep(t *testing.T) {
 	r := &Reconciler{Options: options, OnApply: func(Event) {}, OnNotice: func(string) {}, OnWarning: func(err error) { t.Error(err) }}
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
-	ctx, stop := context.WithCancel(context.Background())
-	ready, ended := make(chan struct{}), make(chan error)
-	go func() {
-		ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) })
-	}()
+	ready, end := start(t, r, watched)
 	<-ready
 
 	testenv.NewNetns(t) // leaves the watched namespace
@@ -42,8 +38,7 @@ func TestSweep(t *testing.T) {
 		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va"}, PeerName: "vb"}), limit(options, "va"))
 	})
 	testenv.Eventually(t, "all pins to be removed", func() bool { return len(testenv.Pins(t, options.BPFFS)) == 0 })
-	stop()
-	testenv.Must(t, <-ended)
+	end()
 }
 
 // A device whose rules could not be applied gets them when they can be. One error is told of once. It is the same if another
@@ -65,9 +60,7 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
 	testenv.Veth(t, "tap0", "x")
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, nil) }) }()
+	_, end := start(t, r, watched)
 	<-warnings
 	time.Sleep(10 * sweepEvery) // for it to try again; if it does later, only the count of warnings is not tested
 	write("tap*: {egress: {any: 1mbit}}")
@@ -83,8 +76,7 @@ func TestFailedDeviceIsTriedAgain(t *testing.T) {
 	<-warnings
 	n.Close()
 	testenv.Eventually(t, "rules of tap1", func() bool { return len(applied) > 0 })
-	stop()
-	testenv.Must(t, <-ended)
+	end()
 }
 
 // What appears is limited before anything is removed of what has gone.
@@ -106,9 +98,7 @@ func TestNewDevicesFirst(t *testing.T) {
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
 	testenv.Veth(t, "tap0", "x0")
-	ctx, stop := context.WithCancel(context.Background())
-	ended, ready := make(chan error), make(chan bool)
-	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) }) }()
+	ready, end := start(t, r, watched)
 	<-applied
 	<-ready // the first sweep is over
 
@@ -130,8 +120,7 @@ func TestNewDevicesFirst(t *testing.T) {
 		return len(pools.Set.Policy())
 	}
 	testenv.Eventually(t, "the pool of the deleted device to be removed", func() bool { return pools() == 1 })
-	stop()
-	testenv.Must(t, <-ended)
+	end()
 	attached, removed := slices.Index(steps, "say that a hook is attached"), slices.Index(steps, "remove a prefix")
 	if attached < 0 || removed < attached {
 		t.Errorf("the new device was limited in step %d, and rules were removed in step %d of %q", attached, removed, steps)
@@ -145,7 +134,7 @@ func TestHostsOfRenamedDevice(t *testing.T) {
 	options := loader.Options{BPFFS: testenv.BPFFS(t)}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {tap0: {egress: {02:00:00:00:00:07: unlimited}}}\n"), 0o600))
-	said, ready := make(chan string, 10), make(chan bool)
+	said := make(chan string, 10)
 	r := &Reconciler{Options: options, OnApply: func(Event) {}, OnNotice: func(text string) { said <- text }, OnWarning: func(err error) { t.Error(err) }}
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
@@ -155,17 +144,26 @@ func TestHostsOfRenamedDevice(t *testing.T) {
 		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(10, 0, 0, 7), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 7},
 	}))
 	testenv.Must(t, limit(options, "old")) // so that only the addresses of hosts change
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) }) }()
+	ready, end := start(t, r, watched)
 	<-ready
 	testenv.Must(t, netlink.LinkSetName(link, "tap0"))
 	testenv.Eventually(t, "the rule of the host", func() bool { return len(said) > 0 })
 	if text := <-said; text != "tap0: added 10.0.0.7 of 02:00:00:00:00:07, egress" {
 		t.Errorf("it said %s", text)
 	}
-	stop()
-	testenv.Must(t, <-ended)
+	end()
+}
+
+// start runs a reconciler in a namespace until end is called. ready is closed when the first sweep is over.
+func start(t *testing.T, r *Reconciler, watched *testenv.Netns) (ready chan struct{}, end func()) {
+	ctx, stop := context.WithCancel(context.Background())
+	ready, ended := make(chan struct{}), make(chan error)
+	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) }) }()
+	return ready, func() {
+		t.Helper()
+		stop()
+		testenv.Must(t, <-ended)
+	}
 }
 
 // limit sets a rule on a device.
