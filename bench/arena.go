@@ -243,17 +243,13 @@ type sender struct {
 	packets int             // that it has sent
 }
 
-// newSender returns a sender in a namespace, with so many bytes of payload per packet.
+// newSender returns a sender in a namespace, with so many bytes of payload per packet, to IPv4 addresses.
 func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...netip.Addr) *sender {
-	s, family := &sender{payload: make([]byte, payload)}, unix.AF_INET
+	s := &sender{payload: make([]byte, payload)}
 	for _, t := range targets {
-		if t.Is4() {
-			s.targets = append(s.targets, &unix.SockaddrInet4{Port: farPort, Addr: t.As4()})
-		} else {
-			family, s.targets = unix.AF_INET6, append(s.targets, &unix.SockaddrInet6{Port: farPort, Addr: t.As16()})
-		}
+		s.targets = append(s.targets, &unix.SockaddrInet4{Port: farPort, Addr: t.As4()})
 	}
-	s.fd = a.socket(namespace, family, unix.SOCK_DGRAM, 0)
+	s.fd = a.socket(namespace, unix.AF_INET, unix.SOCK_DGRAM, 0)
 	// Larger than any queue, so that a full queue drops packets and does not block the sender.
 	check(unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20))
 	if len(targets) == 1 {

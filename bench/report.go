@@ -256,8 +256,8 @@ const (
 
 // A table is the results of one suite with the same part of Case before the colon.
 type table struct {
-	Suite, Title string
-	results      []Result
+	Title   string
+	results []Result
 }
 
 func (r Result) column() string {
@@ -275,7 +275,7 @@ func tablesOf(suite string, results []Result) (tables []table) {
 		i := slices.IndexFunc(tables, func(t table) bool { return t.Title == title })
 		if i < 0 {
 			i = len(tables)
-			tables = append(tables, table{Suite: suite, Title: title})
+			tables = append(tables, table{Title: title})
 		}
 		tables[i].results = append(tables[i].results, r)
 	}
