@@ -190,6 +190,9 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 			e.say("%s %s: was not in force (%s); all its rules are attached again", d.Device, d.Direction, d.Hook.Reattached)
 		}
 	}
+	for _, plan := range limit.left {
+		e.say("shapectl: no longer follows the plan %s", plain.Line(plan))
+	}
 	set, err := e.described(n, tables)
 	if err != nil {
 		return err

@@ -447,7 +447,7 @@ func TestNeedsFlow(t *testing.T) {
 		if err := (report.Paths{{Answer: got.Answer, Hooks: []report.Stop{got}}}).Text(&text); err != nil {
 			t.Fatal(err)
 		}
-		if first := strings.Contains(text.String(), " egress: up to 15.625mbit, shared by the"); first != (want == "unknown") {
+		if first := strings.Contains(text.String(), " egress: pool a limits them now; up to 15.625mbit, shared by the"); first != (want == "unknown") {
 			t.Errorf("with room for %d bytes: %s", room, &text)
 		}
 	}

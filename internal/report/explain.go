@@ -305,7 +305,7 @@ func (a Attached) String() string {
 
 // SpeedTest says what a speed test of ten seconds shows at most.
 func SpeedTest(bits, firstSecond uint64) string {
-	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s", Bits(bits), Bits(firstSecond))
+	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s; of payload alone, about 5%% less", Bits(bits), Bits(firstSecond))
 }
 
 // now says what happens to a packet at this moment, and when that changes.
@@ -313,7 +313,7 @@ func (p *Stop) now() string {
 	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
 	case p.Verdict == "unknown" && p.DecidedBy != nil:
-		return p.Note
+		return p.limit(p.DecidedBy) + " limits them now; " + p.Note
 	case p.Verdict == "unknown":
 		return "not known: " + p.Note
 	case NotInForce(p.Attached):
@@ -361,7 +361,11 @@ func (p *Stop) refused() string {
 	if p.RefusedReason == Share {
 		text += ", as it is beyond the fair share of " + sharer
 	}
-	return text + "; it conforms in " + About(p.WaitNS) + ", if no others come"
+	text += "; it conforms in " + About(p.WaitNS) + ", if no others come"
+	if p.Pool(p.LimitedBy) > p.Pool(p.RefusedBy) {
+		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+	}
+	return text
 }
 
 func (b *Level) text(s *strings.Builder) {
