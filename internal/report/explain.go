@@ -56,7 +56,7 @@ type Stop struct {
 	Sentence string   `json:"sentence"`
 	// RateBits is the rate of the rule for all its packets together; null for none.
 	RateBits        *uint64 `json:"rate_bits_per_second"`
-	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null without a limit
+	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null if that is not known
 	FirstSecondBits *uint64 `json:"first_second_bits_per_second"` // the same for its first second
 	// Hides are the wider rules that match, too, the narrowest first.
 	Hides  []Brief `json:"hides"`
@@ -150,6 +150,9 @@ func (paths Paths) Text(w io.Writer) error {
 func (w *Path) text(s *strings.Builder, told map[string]bool) {
 	line := func(indent, text string) { s.WriteString(plain.Fold(plain.Line(text), screenWidth, indent, "    ")) }
 	answer := w.Packets + ": a packet passes; no rule limits it"
+	if slices.ContainsFunc(w.Elsewhere, func(e Elsewhere) bool { return e.Met }) {
+		answer = w.Packets + ": a packet passes, unless it meets one of the other rules below"
+	}
 	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
 	if decides >= 0 {
 		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
