@@ -101,6 +101,7 @@ enum rule_flag {
 	RULE_SHARE_FLOW = RULE_FLOW << SHARE_FLAGS,
 	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
 	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
+	RULE_NAT = 1 << 22,    /* hosts and subnets are those behind NAT, not far ones */
 	RULE_LEASED = 1 << 23, /* the rate of a pool, and what follows from it, is that of a lease */
 	RULE_SRTCM = 1 << 24,  /* packets have colours, by RFC 2697, */
 	RULE_TRTCM = 1 << 25,  /* by RFC 2698, */
@@ -525,6 +526,7 @@ struct hook {
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
+	__u32 nat;	     /* and with RULE_NAT */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;

@@ -145,6 +145,7 @@ type AbiHook struct {
 	Shadows       uint32
 	Pools         uint32
 	Colours       uint32
+	Nat           uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -154,6 +155,7 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
+	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -345,6 +347,7 @@ const (
 	AbiRuleFlagRULE_SHARE_FLOW   AbiRuleFlag = 524288
 	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
 	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
+	AbiRuleFlagRULE_NAT          AbiRuleFlag = 4194304
 	AbiRuleFlagRULE_LEASED       AbiRuleFlag = 8388608
 	AbiRuleFlagRULE_SRTCM        AbiRuleFlag = 16777216
 	AbiRuleFlagRULE_TRTCM        AbiRuleFlag = 33554432

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -62,10 +63,17 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
-	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
+	instructions := spec.Programs[name].Instructions
+	if err := WriteConstants(instructions, kind); err != nil {
 		return nil, err
 	}
+	if kind.Nat == 0 {
+		dropNAT(instructions)
+	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
+	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, fmt.Errorf("load the program: conntrack tells hosts behind NAT apart, and this kernel lacks it; load the module nf_conntrack: %w", err)
+	}
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
@@ -75,6 +83,16 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	}
 	defer collection.Close()
 	return collection.DetachProgram(name), nil
+}
+
+// dropNAT removes the calls and types of the kernel in code that no packet reaches without nat. The kernel would need nf_conntrack
+// for them, and reading its types takes long.
+func dropNAT(instructions asm.Instructions) {
+	for i := range instructions {
+		if ins := &instructions[i]; ins.IsKfuncCall() || btf.CORERelocationMetadata(ins) != nil {
+			*ins = asm.Mov.Imm(asm.R0, 0).WithSource(ins.Source())
+		}
+	}
 }
 
 // WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of

@@ -110,12 +110,15 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows, hook.Pools, hook.Colours = size.Affected, 0, 0
+	hook.Shadows, hook.Pools, hook.Colours, hook.Nat = size.Affected, 0, 0, 0
 	if size.Pools {
 		hook.Pools = 1
 	}
 	if size.Colours {
 		hook.Colours = 1
+	}
+	if size.NAT {
+		hook.Nat = 1
 	}
 	elements := map[string]uint32{
 		bpf.ShapectlMapKeys: lines * lineSlots, bpf.ShapectlMapAffected: size.Affected, bpf.ShapectlMapLabels: size.Labels,
@@ -250,7 +253,7 @@ func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: (s.hook.LineMask + 1) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
-		Colours: s.hook.Colours != 0,
+		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0,
 	}
 }
 

@@ -47,6 +47,9 @@ func (r Rule) Gets() string {
 	says := r.gets() + r.Cluster.says() + r.Adapt.says(r.Rate)
 	if by := r.Share.by(); by != "" {
 		says += ", shared fairly by its " + by
+		if r.NAT {
+			says += " behind NAT"
+		}
 	}
 	if r.Within != "" {
 		says += fmt.Sprintf(", within pool %q", string(r.Within)) + r.part()
@@ -130,6 +133,10 @@ func (r Rule) subject(match Match) string {
 		return "each flow from " + where
 	case single || r.Rate == Unlimited:
 		return where
+	case r.NAT && each.Kind == EachHost:
+		return "each host behind NAT, with " + where + ","
+	case r.NAT && each.Kind == EachSubnet:
+		return fmt.Sprintf("each %v subnet behind NAT, with %s,", each, where)
 	case each.Kind == EachHost:
 		return "each host in " + where
 	case each.Kind == EachSubnet:
