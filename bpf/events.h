@@ -146,12 +146,6 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	s->slot = seek_at(skb, cpu, s, params);
 	e->key = w->flow;
 	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
-	if (HOOK(nat) && s->flags & RULE_NAT && !(s->flags & RULE_FLOW)) {
-		hash = w->hash;
-		seek(skb, cpu, 0, RULE_NAT, 0);
-		__builtin_memcpy(e->key.src, w->key.src, sizeof(e->key.src));
-		w->hash = hash;
-	}
 	e->key.id = w->id;
 	if (w->at != w->id || !(s->flags & RULE_EACH))
 		w->hash = mix(w->at == w->id ? params->salt : (__u64)w->at << 32 | w->id);
@@ -162,6 +156,12 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
 			return 0;
 		params = params_of(rule, s->set);
+	}
+	if (HOOK(nat) && params->flags & RULE_NAT && !e->key.proto) { /* not a flow */
+		hash = w->hash;
+		seek(skb, cpu, 0, RULE_NAT, 0);
+		__builtin_memcpy(e->key.src, w->key.src, sizeof(e->key.src));
+		w->hash = hash;
 	}
 	set = s->set;
 	by = rated(rule, &set, w->now);

@@ -37,23 +37,21 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_
 					 __u32 opts__sz) __ksym;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym;
 
-/* Makes the address that the near end of a packet has behind NAT that of both ends of work.key. Conntrack tells of TCP and UDP. */
-static __noinline int look_inside(struct __sk_buff *skb, struct work *w)
+/* Finds the address that the near end of a packet has behind NAT. Conntrack tells of TCP and UDP; others keep theirs. */
+static __noinline int look_inside(struct __sk_buff *skb, __u32 ip, const struct key *flow, __u32 *addr)
 {
-	const struct key *flow = &w->flow;
 	const __u32 *far = HOOK(ingress) ? flow->src : flow->dst, *near = HOOK(ingress) ? flow->dst : flow->src;
 	__be16 far_port = HOOK(ingress) ? flow->sport : flow->dport, near_port = HOOK(ingress) ? flow->dport : flow->sport;
 	struct bpf_ct_opts opts = { .netns_id = BPF_F_CURRENT_NETNS, .l4proto = flow->proto };
 	struct bpf_sock_tuple tuple = {};
 	__u32 size = sizeof(tuple.ipv4);
-	__u32 *addr = w->key.src;
 	struct nf_conn *ct;
 
-	__builtin_memcpy(addr, near, sizeof(w->key.src));
+	__builtin_memcpy(addr, near, sizeof(flow->src));
 	if (flow->proto != IPPROTO_TCP && flow->proto != IPPROTO_UDP)
-		goto done;
+		return 0;
 	/* A packet on the way in has the tuple of its direction; on the way out, the opposite of that. */
-	if (w->ip & IS_IPV6) {
+	if (ip & IS_IPV6) {
 		__builtin_memcpy(tuple.ipv6.saddr, far, sizeof(tuple.ipv6.saddr));
 		__builtin_memcpy(tuple.ipv6.daddr, near, sizeof(tuple.ipv6.daddr));
 		tuple.ipv6.sport = far_port;
@@ -67,15 +65,13 @@ static __noinline int look_inside(struct __sk_buff *skb, struct work *w)
 	}
 	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
 	if (!ct)
-		goto done;
+		return 0;
 	/* Whoever sends the packets of the opposite direction is inside. */
 	if (opts.dir)
-		__builtin_memcpy(addr, ct->tuplehash[0].tuple.src.u3.all, sizeof(w->key.src));
+		__builtin_memcpy(addr, ct->tuplehash[0].tuple.src.u3.all, sizeof(flow->src));
 	else
-		__builtin_memcpy(addr, ct->tuplehash[1].tuple.src.u3.all, sizeof(w->key.src));
+		__builtin_memcpy(addr, ct->tuplehash[1].tuple.src.u3.all, sizeof(flow->src));
 	bpf_ct_release(ct);
-done:
-	__builtin_memcpy(w->key.dst, addr, sizeof(w->key.dst));
 	return 0;
 }
 

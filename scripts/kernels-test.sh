@@ -57,8 +57,11 @@ for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf
 	qdiscs+=(-M "$module")
 done
 tunnels=(-M vxlan -M geneve -M ip_gre -M ipip)
+for module in nf_conntrack nft_masq nft_nat nft_chain_nat; do
+	qdiscs+=(-M "$module")
+done
 programs=()
-for program in bash ip tc ss iperf3; do
+for program in bash ip tc ss iperf3 nft; do
 	programs+=(-p "$program")
 done
 

@@ -161,7 +161,7 @@ func TestNATKeys(t *testing.T) {
 // A host with eight flows and one with a single flow get the same, in each direction and by each family.
 func TestNATShares(t *testing.T) {
 	r := newNATRig(t)
-	if got := r.in("line va --down 4mbit --up 4mbit --no-queue"); !strings.Contains(got, "in equal parts for all hosts behind NAT") {
+	if got := r.in("line va --down 2mbit --up 2mbit --no-queue"); !strings.Contains(got, "in equal parts for all hosts behind NAT") {
 		t.Errorf("it says %s", got)
 	}
 	var received [2][4]atomic.Int64 // bytes of uploads and of downloads, by host and family

@@ -38,6 +38,7 @@ type objects struct {
 	names    names
 	settings bpf.ObserveWatching
 	secret   [len(bpf.AbiHook{}.Secret)]uint32 // so that no sender chooses whether its flows are followed
+	nat      bool                              // hosts are those behind NAT
 	virtual  bool                              // time is that of the packets, for tests
 	maps     map[string]*ebpf.Map
 	kinds    map[program.Kind]pair
@@ -81,6 +82,9 @@ func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (p
 		return pair{}, err
 	}
 	hook := kind.Settings(bpf.AbiHook{Secret: o.secret})
+	if o.nat {
+		hook.Nat = 1
+	}
 	if o.virtual {
 		hook.VirtualClock = 1
 	}

@@ -63,12 +63,8 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
-	instructions := spec.Programs[name].Instructions
-	if err := WriteConstants(instructions, kind); err != nil {
+	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
 		return nil, err
-	}
-	if kind.Nat == 0 {
-		dropNAT(instructions)
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
 	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
@@ -85,22 +81,16 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	return collection.DetachProgram(name), nil
 }
 
-// dropNAT removes the calls and types of the kernel in code that no packet reaches without nat. The kernel would need nf_conntrack
-// for them, and reading its types takes long.
-func dropNAT(instructions asm.Instructions) {
-	for i := range instructions {
-		if ins := &instructions[i]; ins.IsKfuncCall() || btf.CORERelocationMetadata(ins) != nil {
-			*ins = asm.Mov.Imm(asm.R0, 0).WithSource(ins.Source())
-		}
-	}
-}
-
 // WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of
-// bpf/hook.h) by their values.
+// bpf/hook.h) by their values. Without nat, it removes what the programs ask of conntrack: the kernel may not have it, and to find
+// its types takes long.
 func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
 		ins := &instructions[i]
+		if hook.Nat == 0 && (ins.IsKfuncCall() || btf.CORERelocationMetadata(ins) != nil) {
+			*ins = asm.Mov.Imm(asm.R0, 0).WithSource(ins.Source())
+		}
 		if ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource) || ins.Constant>>24 != hookConstant {
 			continue
 		}
