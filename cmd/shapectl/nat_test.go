@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -164,6 +165,7 @@ func TestNATShares(t *testing.T) {
 	if got := r.in("line va --down 2mbit --up 2mbit --no-queue"); !strings.Contains(got, "in equal parts for all hosts behind NAT") {
 		t.Errorf("it says %s", got)
 	}
+	listens := r.events()
 	var received [2][4]atomic.Int64 // bytes of uploads and of downloads, by host and family
 	// flood sends 2 Mbit/s until the socket is closed, and counts what comes back.
 	flood := func(c *net.UDPConn, write func([]byte) (int, error), back *atomic.Int64) {
@@ -217,6 +219,16 @@ func TestNATShares(t *testing.T) {
 	read(&before)
 	time.Sleep(3 * time.Second)
 	read(&after)
+	a := insides["4"][0]
+	listens.tells(0, "an event of "+a, func(e report.Event) bool { return e.Address == a })
+	if !testenv.OlderThan(t, 6, 6) {
+		if out := r.ok(fields("top va egress any --by host --once --interval 200ms")...); !strings.Contains(out, a+" ") {
+			t.Errorf("top does not name %s: %s", a, out)
+		}
+	}
+	if out := r.ok(fields("explain va egress " + internet["4"])...); !strings.Contains(out, "shared by the hosts behind NAT of va egress") {
+		t.Errorf("explain: %s", out)
+	}
 	for d, direction := range []string{"uploads", "downloads"} {
 		sum := int64(0)
 		for i := range after[d] {
