@@ -43,7 +43,7 @@ __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope,
 			return slot; /* most packets need no copy */
 	}
 	w->key = w->flow;
-	if (HOOK(nat) && scope & RULE_NAT) {
+	if (HOOK(nat) && KEPT(scope) & RULE_NAT) {
 		look_inside(skb, w->ip, &w->flow, w->key.src);
 		__builtin_memcpy(w->key.dst, w->key.src, sizeof(w->key.dst)); /* whichever is the far one */
 	}

@@ -108,7 +108,7 @@ run() {
 	guest "$@" &
 }
 [[ ! $update ]] || for kernel in 6.1 6.12 newest; do
-	run "$kernel" costs -i
+	run "$kernel" costs -i -M nf_conntrack
 done
 # The longest parts come first, so that two guests run until the end.
 for kernel in "${kernels[@]}"; do
@@ -122,8 +122,8 @@ done
 for kernel in "${kernels[@]}"; do
 	case $kernel in
 	5.10) run "$kernel" refused -i ;;
-	newest) run "$kernel" 'costs pace traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
-	*) run "$kernel" 'costs pace queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	newest) run "$kernel" 'costs pace traffic' -i -M nf_conntrack -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	*) run "$kernel" 'costs pace queue traffic' -i -M nf_conntrack -M sch_fq -M 8021q -M ifb -M sch_netem ;;
 	esac
 done
 while [[ $(jobs -p) ]]; do
