@@ -321,7 +321,7 @@ func TestHost(t *testing.T) {
 	_, port, _ := net.SplitHostPort(r.tcp)
 	for host, status := range map[string]int{
 		"localhost": 200, "localhost:" + port: 200, "LOCALHOST.": 200, "127.0.0.1": 200, "127.0.0.1:" + port: 200, "limits.example": 200, "Limits.Example:443": 200,
-		"203.0.113.5": 200, "[2001:db8::5]:443": 200, "127.0.0.1.": 200, // the first two by an address translation
+		"203.0.113.5": 200, "[2001:db8::5]:443": 200, "[2001:db8::5]": 200, "127.0.0.1.": 200, // the first two by an address translation
 		"evil.example": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "192.0.2.1": 421, "[::1]": 421, "0x7f000001": 421, "127.1": 421,
 	} {
 		r.wants(status, r.overTCP(), request{method: "GET", path: "/read", headers: []string{"Host: " + host}})
