@@ -204,7 +204,7 @@ func TestRenamedDeviceLeavesItsPool(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.taps(1)
-	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n")
+	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {rate: 1mbit, within: none}}}}\n")
 	r.ok("apply", file)
 	rename(t, "tap0", "tap5")
 	testenv.Must(t, addVeth("tap0", "peer5"))
@@ -215,7 +215,7 @@ func TestRenamedDeviceLeavesItsPool(t *testing.T) {
 	r.doctorSays(exitDegraded, shares)
 	r.ok("confirm")
 	r.ok("delete", "vb", "egress", "any")
-	w.says("tap5 ingress: 2 rules of " + file)
+	w.says("tap5 egress: 2 rules of " + file)
 	r.doctorSays(exitDone)
 	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
 		t.Errorf("it is not as the policy says: %s", out)
