@@ -48,6 +48,7 @@ func (r *rig) isAgreed(file, says string) {
 // apply and diff limit more devices of a pattern than have room for their guarantees. Those with a guarantee keep it.
 func TestApplyWithoutRoom(t *testing.T) {
 	r := newRig(t)
+	testenv.Must(t, addVeth("old", "peer8"))
 	r.taps(2)
 	file := r.policy(`pools: {uplink: {rate: 10mbit, share: member}}
 devices:
@@ -61,7 +62,7 @@ devices:
 	if got := r.run("apply", file); got.code != exitDone {
 		t.Errorf("apply: %+v", got)
 	}
-	testenv.Must(t, addVeth("tap0", "peer0"))
+	rename(t, "old", "tap0") // which takes nothing from those that have guarantees
 	says := "shapectl: no room for the guarantees of 1 of 3 devices: tap0; until there is room, they get what other guarantees leave, at worst nothing\n" +
 		file + `:1:9: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n"
 	if got := r.run("diff", file); got.code != exitDiffers || got.err != says {
