@@ -136,7 +136,9 @@ func TestWatchWithoutRoom(t *testing.T) {
 	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
 		t.Errorf("it is not as the policy says: %s", out)
 	}
-	w.ends(syscall.SIGTERM)
+	if got := w.ends(syscall.SIGTERM); strings.Count(got.err, "only when there is room") != 2 { // tap2 and tap11
+		t.Errorf("who waits is not told once: %s", got.err)
+	}
 }
 
 // A device that has rules in one direction has its pool for those of the other one.
