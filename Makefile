@@ -132,11 +132,11 @@ uninstall: ## remove what install made; limits in force stay
 	rm -rf $(SHARE)/doc/shapectl
 
 packages: all ## .deb, .rpm, .apk and a tarball, for amd64 and arm64, to $(OUT)
-	packaging/build.sh '$(VERSION)' $(OUT)
+	packaging/build.sh '$(VERSION)' '$(OUT)'
 
 release: all ## a release from the tag that is checked out, signed with the SSH key SIGN_KEY, to $(OUT)
 	@scripts/need.sh 'make release' jq=jq ssh-keygen=openssh-client
-	packaging/release.sh $(OUT)
+	packaging/release.sh '$(OUT)'
 
 clean: ## remove what was built
 	rm -rf bin dist

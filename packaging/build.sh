@@ -3,7 +3,7 @@
 # architecture is named. DESCRIBED is what `git describe` says. The same commit and Go release give the same bytes,
 # wherever and whenever they build.
 set -euo pipefail
-export LC_ALL=C TZ=UTC
+export LC_ALL=C TZ=UTC GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT=
 umask 022
 
 nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.1
@@ -43,6 +43,10 @@ for ARCH in "${archs[@]}"; do
 	tar -C "$work" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner -c "$tarball" | gzip -9n >"$out/$tarball.tar.gz"
 
 	cp packaging/{nfpm.yaml,preinst,postinst,prerm,postrm} "$work/$ARCH"
+	mkdir "$work/$ARCH/apk"
+	for script in 'preinst upgrade' 'postinst configure old' 'prerm remove'; do
+		sed "1a set -- ${script#* }" "packaging/${script%% *}" >"$work/$ARCH/apk/${script%% *}"
+	done
 	root=$work/$ARCH/package
 	install_tree "$ARCH" /usr "$root"
 	install -d "$root/etc/shapectl"

@@ -16,12 +16,13 @@ refuse() {
 	exit 1
 }
 
-tag=$(git describe --tags --exact-match 2>/dev/null) || refuse "this commit has no tag: run  git tag -s v0.1.0  with the version of the release"
-[[ $tag =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?$ ]] || refuse "the tag $tag is no version: use one such as v0.1.0 or v0.1.0-rc.1"
+tag=$(git tag --points-at HEAD) || exit
+[[ $tag ]] || refuse "this commit has no tag: run  git tag -s v0.1.0  with the version of the release"
+[[ $tag =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?$ ]] || refuse "the commit needs one tag, a version such as v0.1.0 or v0.1.0-rc.1, and has: ${tag//$'\n'/, }"
 [[ ! $(git status --porcelain) ]] || refuse "files differ from $tag: commit, move or remove what  git status  lists"
 [[ ${SIGN_KEY-} ]] || refuse 'no key to sign with: set SIGN_KEY to the file of an SSH key (ssh-keygen -t ed25519)'
 public=$(ssh-keygen -y -P '' -f "$SIGN_KEY" 2>&1) || refuse "cannot use the key $SIGN_KEY: $public"
-grep -qsF "$(cut -d' ' -f1,2 <<<"$public")" packaging/signers ||
+grep -v '^#' packaging/signers | grep -qF "$(cut -d' ' -f1,2 <<<"$public")" ||
 	refuse "packaging/signers does not name the key, so nobody could check the release: add the line  shapectl $public"
 version=$(packaging/version.sh "$tag")
 plain=${tag#v} plain=${plain%-rc.*} # a candidate has the notes of its release
@@ -31,8 +32,11 @@ notes=$(awk -v head="## $plain" '/^## / { on = index($0 " ", head " ") == 1; nex
 commit=$(git rev-parse HEAD)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
-packaging/build.sh "$tag" "$1"
+mkdir -p "$1"
 out=$(cd "$1" && pwd)
+exec 9<"$out"
+flock -n 9 || refuse "another release is made in $out: wait for it"
+packaging/build.sh "$tag" "$out"
 name=shapectl-$version
 
 work=$(mktemp -d)
@@ -65,7 +69,7 @@ for arch in amd64 arm64; do
 		-l "org.opencontainers.image.source=$repository" -l "org.opencontainers.image.version=$version" \
 		-l "org.opencontainers.image.revision=$commit"
 	manifests+=(-m "$image:$arch")
-	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -licenses -main cmd/shapectl \
+	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -std -main cmd/shapectl \
 		-output "$out/$name-linux-$arch.cdx.json"
 done
 quietly "$work/crane" index append "${manifests[@]}" -t "$image:$version"
@@ -75,7 +79,7 @@ echo "$index" >"$work/image/index.json"
 tar -C "$work/image" --mode=u=rwX,go=rX --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
 	-cf "$out/$name-image.tar" .
 
-printf '%s\n' "$notes" | sed '/./,$!d' >"$out/$name-notes.md"
+printf '%s\n' "$notes" | sed "/./,\$!d; s,](docs/,]($repository/blob/$tag/docs/,g" >"$out/$name-notes.md"
 
 cd "$out"
 # https://slsa.dev/spec/v1.0/provenance, in https://in-toto.io/Statement/v1

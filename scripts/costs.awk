@@ -14,6 +14,10 @@ FNR == NR {
 	if (!($1 in seen))
 		releases[++kernels] = $1
 	seen[$1]
+	if (($3, series($1)) in is) {
+		print "Linux " $1 ": " $3 ": measured twice"
+		failed = 1
+	}
 	is[$3, series($1)] = $2
 	name = $3
 }
@@ -27,6 +31,10 @@ FNR != NR && FNR == 1 {
 FNR != NR {
 	for (i = 2; i <= NF; i++)
 		was[$1, column[i]] = $i
+	if (rowsOf[$1]++) {
+		print $1 ": committed twice"
+		failed = 1
+	}
 	name = $1
 }
 

@@ -128,7 +128,10 @@ while [[ $(jobs -p) ]]; do
 done
 # compare AWK-OPTION...: compares the figures of all guests with the committed ones.
 compare() {
-	grep -hP '^[\d.]+\S*\t\d+\t' "$tmp"/out-*-costs >"$tmp/costs" || die "no guest measured costs"
+	local out
+	for out in "$tmp"/out-*-costs; do
+		grep -P '^[\d.]+\S*\t\d+\t' "$out" || die "a guest measured no costs: $out"
+	done >"$tmp/costs"
 	awk "$@" -f "$here/costs.awk" "$tmp/costs" "$costs"
 }
 if [[ $update ]]; then

@@ -145,6 +145,7 @@ use() {
 	eventually 'the server uses the new policy' limited tap2 20mbit
 
 	policy faster
+	[[ $(shapectl doctor 2>&1) == *'cannot apply this policy at boot'* ]] || die "of an invalid policy, doctor says $(shapectl doctor 2>&1)"
 	! systemctl restart shapectl 2>/dev/null || die 'a restart with an invalid policy succeeds'
 	limited tap0 20mbit || die "the last good policy is not in force: $(</run/said)"
 	systemctl kill --kill-whom=main --signal=KILL shapectl-serve
@@ -169,6 +170,7 @@ use() {
 	limited tap0 20mbit || die "a valid policy is not in force: $(</run/said)"
 	systemctl stop shapectl shapectl-serve
 	shapectl flush --all >/dev/null
+	[[ $(shapectl doctor) == *' policy: '*missing* ]] || die "without the rules of the policy, doctor says $(shapectl doctor)"
 	rm /etc/shapectl/policy.yaml
 	systemctl start shapectl shapectl-serve
 	[[ -f /var/lib/shapectl/policy.yaml ]] || die 'there is no copy of the policy'

@@ -69,7 +69,7 @@ gives the others theirs when there is room.
 With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would, or make
 them unlimited. Such a policy changes nothing.
 
-If none of the devices exists, or has rules in the policy, all rules would be deleted. apply refuses that without
+If a policy would delete all rules because none of its devices exists, or has rules in it, apply refuses it without
 --allow-empty. The policy 'devices: {}' deletes all rules.
 
 With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy

@@ -414,7 +414,8 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if unused == nil {
 		return
 	}
-	e.say("shapectl: %s left without a rule: %s; %s deletes the first", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), e.suggest("delete", unused[0]))
+	e.say("shapectl: %s left without a rule: %s; %s deletes the first, %s all rules and pools", plain.Count(len(unused), "pool"),
+		plain.List(plain.Lines(unused)), e.suggest("delete", unused[0]), e.suggest("flush --all"))
 }
 
 // used reports whether there is a rule in a pool, or in one within it.

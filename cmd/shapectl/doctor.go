@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,7 +31,7 @@ Without DEV, doctor looks at all devices that have rules. It checks the kernel, 
 device, the other programs that are attached there, and whether packets pass a device twice or not at all.
 
 doctor also names devices that lack rules of the policy in force: the one that was applied last, or that 'shapectl serve'
-reads from a file. It knows no policy if there was only 'shapectl set'.
+reads from a file, or /etc/shapectl/policy.yaml. It knows no policy if there was only 'shapectl set'.
 
 A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
 rules are not in force). doctor shows warnings, failures and a pending change. With -v or -j, it shows all findings.
@@ -91,15 +93,32 @@ func (e *env) facts(name string) (facts doctor.Facts, err error) {
 		return facts, err
 	}
 	err = netns.In(e.netns, func() error {
-		var follows lastgood.Policy
-		if e.follows != "" {
-			follows, _ = lastgood.Load(e.follows, "") // serve tells what is wrong with it
-		}
+		follows, unreadable := e.policyFile()
 		facts, err = doctor.Gather(o, name, follows)
+		facts.Unreadable = unreadable
 		return err
 	})
 	facts.Netns = e.netns
 	return facts, err
+}
+
+// policyFile is the policy that this serve follows or, for a command in the host's network namespace, that the units apply.
+func (e *env) policyFile() (p lastgood.Policy, unreadable error) {
+	if e.follows != "" {
+		p, _ = lastgood.Load(e.follows, "") // serve tells what is wrong with it
+		return p, nil
+	}
+	here, err := netns.Cookie()
+	if err != nil || e.boots == "" {
+		return p, nil
+	}
+	if host, err := netns.ID("1"); err != nil || host != strconv.FormatUint(here, 10) {
+		return p, nil
+	}
+	if p, unreadable = lastgood.Load(e.boots, ""); errors.Is(unreadable, fs.ErrNotExist) {
+		return p, nil
+	}
+	return p, unreadable
 }
 
 // verdict is an error with the exit code of findings.

@@ -12,7 +12,8 @@ import (
 type limitFlags struct {
 	policy.Draft
 	match   policy.Match
-	matched bool // it was given
+	matched bool     // it was given
+	left    []string // the plans that rules do not follow any more
 	flags   *pflag.FlagSet
 }
 
@@ -75,8 +76,11 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	rule = rule.On(l2Bytes)
 	rule.Label.Plan = have.Label.Plan
 	limited := rule
-	if limited.Label = have.Label; limited != *have {
+	if limited.Label = have.Label; limited != *have && have.Label.Plan != "" {
 		rule.Label.Plan = "" // export makes plans of the rules that follow them
+		if !slices.Contains(l.left, have.Label.Plan) {
+			l.left = append(l.left, have.Label.Plan)
+		}
 	}
 	return rule, err
 }

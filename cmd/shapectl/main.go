@@ -19,7 +19,7 @@ var version = "dev"
 
 func main() {
 	debug.SetGCPercent(200) // most commands end soon
-	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, boots: "/etc/shapectl/policy.yaml"}
 	os.Exit(e.run(os.Args[1:]))
 }
 

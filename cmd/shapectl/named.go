@@ -441,9 +441,15 @@ func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) err
 	if len(rates) < 2 {
 		return nil
 	}
-	h := rules[0]
-	return inputf("these rules have different rates: %s; nothing was changed; give a direction, or name one rule, as in %s",
-		plain.List(rates), e.suggest("set"+of.flags, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
+	h, network := rules[0], policy.Any
+	if first := h.rules[0].Prefix; first.Bits() > 0 {
+		network = first.String()
+	}
+	advice := "name a network, as in " + e.suggest("set"+of.flags, h.Name(), h.Direction.String(), network)
+	if of.direction == nil {
+		advice = "give a direction, as in " + e.suggest("set"+of.flags, of.name, h.Direction.String()) + ", or " + advice
+	}
+	return inputf("these rules have different rates: %s; nothing was changed; %s", plain.List(rates), advice)
 }
 
 // deleteNamed deletes the rules that have a name, those for any of a device, or the pool.

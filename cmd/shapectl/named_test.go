@@ -63,6 +63,7 @@ func TestSetNamed(t *testing.T) {
 va egress: 2001:db8:7::/64 ("alice") as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is counted but not dropped (gcra)
 va ingress: 10.0.0.7 ("alice") gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)
 vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is dropped (gcra)
+no longer follows the plan gold
 `
 	if said != want {
 		t.Errorf("set alice says\n%s, not\n%s", said, want)
@@ -82,7 +83,7 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 	if passed := r.show("va", "egress", "10.0.0.7")[0].PassedPackets; passed != 3 {
 		t.Errorf("after the change, %d packets have passed, not 3", passed)
 	}
-	if again := r.ok("set", "alice", "--rate", "50mbit"); again != want {
+	if again := r.ok("set", "alice", "--rate", "50mbit"); again+"no longer follows the plan gold\n" != want {
 		t.Errorf("repeated, it says\n%s", again)
 	}
 
@@ -123,7 +124,7 @@ func TestSetNamedDifferentRates(t *testing.T) {
 	r.ok("set", "alice", "ingress", "--rate", "2mbit")
 	before := r.labelled()
 	r.refused(exitInput, "set alice: these rules have different rates: va egress 10.0.0.7/32 has 10mbit, va ingress 10.0.0.7/32 has 2mbit; nothing was changed; "+
-		"give a direction, or name one rule, as in 'shapectl set --rate 20mbit --note x va egress 10.0.0.7/32'",
+		"give a direction, as in 'shapectl set --rate 20mbit --note x alice egress', or name a network, as in 'shapectl set --rate 20mbit --note x va egress 10.0.0.7/32'",
 		"set", "alice", "--rate", "20mbit", "--note", "x")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
@@ -133,7 +134,7 @@ func TestSetNamedDifferentRates(t *testing.T) {
 	r.ok("set", "vc", "egress", "10.9.0.0/24", "--rate", "1mbit", "--each", "host")
 	r.refused(exitInput, "va egress 10.0.0.7/32 has 10mbit, vc egress 10.9.0.0/24 has 1mbit; nothing was changed", "set", "alice", "egress", "--rate", "20mbit")
 	r.ok("set", "alice", "--excess", "drop") // no rate is no question
-	if said := r.ok("set", "alice", "--rate", "unlimited"); strings.Count(said, "\n") != 4 {
+	if said := r.ok("set", "alice", "--rate", "unlimited"); strings.Count(said, "\n") != 5 {
 		t.Errorf("an exemption of all: %s", said)
 	}
 }

@@ -765,7 +765,7 @@ devices: {tap*: {pool: {rate: 5mbit, within: uplink}, egress: {pool: 1mbit, any:
 	for _, c := range []struct{ flush, left, says string }{
 		{"flush tap0 egress", "pool other, pool tap0, pool tap1, pool tap1 egress, pool uplink", ""},
 		{"flush tap0", "pool other, pool tap1, pool tap1 egress, pool uplink", ""},
-		{"flush tap*", "pool other, pool uplink", "shapectl: 1 pool left without a rule: uplink; 'shapectl delete uplink' deletes the first\n"},
+		{"flush tap*", "pool other, pool uplink", "shapectl: 1 pool left without a rule: uplink; 'shapectl delete uplink' deletes the first, 'shapectl flush --all' all rules and pools\n"},
 	} {
 		got := r.run(strings.Fields(c.flush)...)
 		if left := names(r.rows("show", "--pools")); got.code != exitDone || got.err != c.says || left != c.left {

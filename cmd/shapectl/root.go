@@ -66,6 +66,7 @@ type env struct {
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
 	follows  string           // the file of the policy that a serve follows; "" for none
+	boots    string           // the file of the policy that the units apply at boot; "" for none
 
 	typed      string // the arguments, as one writes them in a shell
 	completing bool   // a line for a shell

@@ -194,7 +194,10 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 	if err != nil {
 		return err
 	}
-	above := limitedAbove(n, limit, tables)
+	above := limitedAbove(n, limit, tables) + twice(tables)
+	if limit.left != nil {
+		above += "no longer follows the plan " + plain.List(plain.Lines(limit.left)) + "\n"
+	}
 	err = e.print(set, func(w io.Writer) error {
 		err := e.sentences(set)(w)
 		if _, rules := set.Split(); len(rules) > mostUncounted {
@@ -230,6 +233,19 @@ func (e *env) described(n *loader.Namespace, tables []policy.Table) (set report.
 		h.Close()
 	}
 	return set, nil
+}
+
+// twice says that IPv4 and IPv6 have a rate each, where one command gives it to both.
+func twice(tables []policy.Table) string {
+	isAny := func(r policy.Rule) bool {
+		return r.Prefix.Bits() == 0 && r.Rate != policy.Unlimited && r.Each.Kind == policy.EachAll && r.Within == ""
+	}
+	for _, t := range tables {
+		if !t.IsPools() && len(t.Rules) == len(policy.Everything) && isAny(t.Rules[0]) && isAny(t.Rules[1]) {
+			return "IPv4 and IPv6 have this rate each; a pool gives both together one rate\n"
+		}
+	}
+	return ""
 }
 
 // mostUncounted is how many rules somebody counts at a glance.

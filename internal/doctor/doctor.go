@@ -35,6 +35,8 @@ type Facts struct {
 	// Lacks are rules that should be in force and are not, of the policy in Policy: "" if none is known.
 	Lacks  []inforce.Lack
 	Policy string
+	// Unreadable is what is wrong with the policy that the units apply at boot; nil for nothing.
+	Unreadable error
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.

@@ -293,7 +293,7 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"a CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 3750000b"}},
 		{"capacity of 10 ms", func(f *Facts) { f.rule().Capacity = 125_000 }, nil, nil},
 		{"a burst longer than the default", func(f *Facts) { f.rule().Capacity = 12_500_000 },
-			[]string{"note eth0 egress speed test"}, []string{"a 10 s speed test shows up to 110mbit, its first second 200mbit, as its burst"}},
+			[]string{"note eth0 egress speed test"}, []string{"its burst is longer than the default: a 10 s speed test shows up to 110mbit, its first second 200mbit;"}},
 		{"a long queue", func(f *Facts) { f.leaky(12_500_000) }, nil, nil},
 		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},

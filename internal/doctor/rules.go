@@ -87,8 +87,8 @@ func (f *Facts) checkCapacity(s *Hook, d *Device) {
 func (f *Facts) checkSpeedTest(s *Hook, _ *Device) {
 	for _, r := range s.Limits.limited() {
 		if first := r.MostIn(time.Second); first != policy.Unlimited && r.Capacity > policy.DefaultCapacity(r.Rate) && first > r.Rate {
-			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: %s, as its burst is longer than the default", r.Prefix, report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
-				"if it should show the rate, set a shorter --capacity, or queue excess packets: --algorithm leaky --excess delay")
+			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: its burst is longer than the default: %s", r.Prefix, report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
+				"if it should show the rate, set a shorter --capacity")
 			return
 		}
 	}

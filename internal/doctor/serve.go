@@ -97,6 +97,9 @@ func (f *Facts) checkHosts() {
 // checkPolicy finds directions of devices that lack rules of the policy in force. Of rules that are there and not attached,
 // checkState tells.
 func (f *Facts) checkPolicy() {
+	if f.Unreadable != nil {
+		f.say(nil, report.Warning, "policy", "the units cannot apply this policy at boot: "+plain.OneLine(f.Unreadable), "correct the file; "+f.suggest("diff", "FILE")+" checks it")
+	}
 	for _, l := range f.Lacks {
 		lost := func(s Hook) bool {
 			return s.Name == l.Device && s.Direction == l.Direction && s.Limits != nil && !s.inForce()

@@ -59,8 +59,8 @@ func TestJudgeStop(t *testing.T) {
 		verdict string
 		says    []string // in the warnings and the note, which are none otherwise
 	}{
-		{"conforms", egress, func(*Stop) {}, "pass", nil},
-		{"excess", egress, (*Stop).full, "drop", nil},
+		{"conforms", egress, func(*Stop) {}, "pass", []string{"its burst is short"}},
+		{"excess", egress, (*Stop).full, "drop", []string{"its burst is short"}},
 		{"no rule matches", egress, func(s *Stop) { s.Rule = nil; s.Path = []netinfo.ChainEntry{foreign, ours} }, "pass", nil},
 		{"no rules", ingress, func(s *Stop) { s.Hook, s.Rule = nil, nil; s.Path = []netinfo.ChainEntry{foreign} }, "pass", nil},
 		{"rules of another bpffs", egress, func(s *Stop) {
@@ -71,7 +71,7 @@ func TestJudgeStop(t *testing.T) {
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
 		{"by the other side", egress, func(s *Stop) { s.Hook.Match, s.Rule, s.Undecided = policy.MatchSrc, nil, true },
 			"unknown", []string{"depends on the source address", "--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
-		{"by the other side, whose address does not matter", egress, func(s *Stop) { s.Hook.Match = policy.MatchSrc }, "pass", nil},
+		{"by the other side, whose address does not matter", egress, func(s *Stop) { s.Hook.Match = policy.MatchSrc }, "pass", []string{"its burst is short"}},
 		{"a bucket for each host of the other side", egress, func(s *Stop) {
 			s.Hook.Match, s.Rule.Each.Kind, s.Rule.Bucket = policy.MatchSrc, policy.EachHost, nil
 		}, "unknown", []string{"each host has a bucket"}},
@@ -95,7 +95,7 @@ func TestJudgeStop(t *testing.T) {
 		{"after XDP", ingress, func(s *Stop) { s.Path = []netinfo.ChainEntry{{At: "xdp", ID: 5, Name: "early"}, ours} }, "pass", []string{"an XDP program (early)"}},
 		{"after a chain", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{{At: "netfilter", Name: "chain c"}, ours} },
 			"pass", []string{"packets pass chain c (netfilter): those that it drops"}},
-		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
+		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", []string{"its burst is short"}},
 
 		{"held by fq", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
 		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "pfifo"} },
@@ -393,11 +393,15 @@ func pooledRule() *Rule {
 
 func TestMostIn(t *testing.T) {
 	s := pooled()
-	for i, capacity := range []uint64{3000, 2000, 1000} {
+	for i, capacity := range []uint64{300_000, 200_000, 100_000} {
 		s.Levels[i].Rate, s.Levels[i].Capacity = 8000, capacity
 	}
-	if got := s.mostIn(time.Second); *got != 16000 {
-		t.Errorf("the three levels let %d bit through in 1 s, want 16000", *got)
+	if got := s.mostIn(time.Second); *got != 808_000 {
+		t.Errorf("the three levels let %d bit through in 1 s, want 808000", *got)
+	}
+	s.Levels[1].Guarantee = 8000
+	if got := s.mostIn(time.Second); got != nil {
+		t.Errorf("beside a guarantee, the pools let %d bit through in 1 s", *got)
 	}
 	s.Levels = s.Levels[:1]
 	s.Levels[0].Excess = policy.Pass
@@ -447,7 +451,7 @@ func TestNeedsFlow(t *testing.T) {
 		if err := (report.Paths{{Answer: got.Answer, Hooks: []report.Stop{got}}}).Text(&text); err != nil {
 			t.Fatal(err)
 		}
-		if first := strings.Contains(text.String(), " egress: up to 15.625mbit, shared by the"); first != (want == "unknown") {
+		if first := strings.Contains(text.String(), " egress: pool a limits them now; up to 15.625mbit, shared by the"); first != (want == "unknown") {
 			t.Errorf("with room for %d bytes: %s", room, &text)
 		}
 	}

@@ -130,10 +130,13 @@ func (s Stages) limiter() int {
 	return report.Limiter(loads)
 }
 
-// mostIn is the highest mean rate that all levels let through in d; nil without a limit.
+// mostIn is the highest mean rate that all levels let through in d; nil without a limit, and where a guarantee passes a full pool.
 func (s Stages) mostIn(d time.Duration) *uint64 {
 	most := policy.Unlimited
 	for i := range s.Levels {
+		if s.Levels[i].Guarantee != 0 {
+			return nil
+		}
 		most = min(most, s.Levels[i].MostIn(d))
 	}
 	if most == policy.Unlimited {

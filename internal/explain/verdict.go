@@ -43,6 +43,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.Conforms = out.RefusedBy == nil
 	}
 	needsFlow := r.Stages.NeedsFlow()
+	if r.IsHasty() {
+		out.Note = "its burst is short: TCP to hosts nearer than 10 ms may get a small part of the rate"
+	}
 	switch {
 	case h.State == loader.Detached:
 		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"

@@ -107,10 +107,21 @@ func (d *device) read() {
 
 // Attributes of cake, which package nl lacks: linux/pkt_sched.h.
 const (
-	cakeRate64, cakeMode, cakeOverhead, cakeAutorate, cakeRaw, cakeMPU = 2, 5, 6, 9, 12, 14
+	cakeRate64, cakeTins, cakeCells, cakeMode, cakeOverhead, cakeAutorate, cakeNAT = 2, 3, 4, 5, 6, 9, 11
+	cakeRaw, cakeWash, cakeMPU, cakeIngress, cakeACKFilter, cakeFwmark             = 12, 13, 14, 15, 16, 18
 
-	cakeFlows = 4 // of cakeMode
+	cakeFlows, cakeBestEffort = 4, 3 // of cakeMode and cakeTins
 )
+
+// lostOfCake are the options of cake that line lacks, and the values without them.
+var lostOfCake = []struct {
+	attribute uint16
+	without   uint32
+	name      string
+}{
+	{cakeTins, cakeBestEffort, "diffserv"}, {cakeCells, 0, "atm or ptm"}, {cakeNAT, 0, "nat"}, {cakeWash, 0, "wash"},
+	{cakeIngress, 0, "ingress"}, {cakeACKFilter, 0, "ack-filter"}, {cakeFwmark, 0, "fwmark"},
+}
 
 func (d *device) qdisc(q object) {
 	where, atTop, rate := d.of("qdisc", q), q.Parent == atRoot, bitRate(decode[uint64](q.options[cakeRate64])) // of cake
@@ -133,7 +144,7 @@ func (d *device) qdisc(q object) {
 	case q.kind == "cake" && q.options.u32(cakeAutorate) != 0:
 		d.leave(adaptive, where, "%v so far", rate)
 	case q.kind == "cake" && rate == 0:
-	case q.kind == "cake" && rate < policy.MinRate:
+	case q.kind == "cake" && (rate < policy.MinRate || rate > policy.MaxRate):
 		d.leave(outside, where, "%v", rate)
 	case q.kind == "cake" && atTop && d.outer.partial == "":
 		of, dir := d, policy.Egress
@@ -551,6 +562,15 @@ func (d *device) leaveCake(netns string) {
 	if where != nil {
 		r := cakes
 		r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command, d.Device), line.Percent)
+		var lost []string
+		for _, l := range lostOfCake {
+			if o.u32(l.attribute) != l.without {
+				lost = append(lost, l.name)
+			}
+		}
+		if lost != nil {
+			r.Advice += ", and leaves out " + plain.List(lost)
+		}
 		d.leave(r, plain.List(where), "%s", plain.List(rates))
 	}
 }

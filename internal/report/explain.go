@@ -56,7 +56,7 @@ type Stop struct {
 	Sentence string   `json:"sentence"`
 	// RateBits is the rate of the rule for all its packets together; null for none.
 	RateBits        *uint64 `json:"rate_bits_per_second"`
-	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null without a limit
+	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null if that is not known
 	FirstSecondBits *uint64 `json:"first_second_bits_per_second"` // the same for its first second
 	// Hides are the wider rules that match, too, the narrowest first.
 	Hides  []Brief `json:"hides"`
@@ -150,6 +150,9 @@ func (paths Paths) Text(w io.Writer) error {
 func (w *Path) text(s *strings.Builder, told map[string]bool) {
 	line := func(indent, text string) { s.WriteString(plain.Fold(plain.Line(text), screenWidth, indent, "    ")) }
 	answer := w.Packets + ": a packet passes; no rule limits it"
+	if slices.ContainsFunc(w.Elsewhere, func(e Elsewhere) bool { return e.Met }) {
+		answer = w.Packets + ": a packet passes, unless it meets one of the other rules below"
+	}
 	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
 	if decides >= 0 {
 		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
@@ -305,7 +308,7 @@ func (a Attached) String() string {
 
 // SpeedTest says what a speed test of ten seconds shows at most.
 func SpeedTest(bits, firstSecond uint64) string {
-	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s", Bits(bits), Bits(firstSecond))
+	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s; of payload alone, about 5%% less", Bits(bits), Bits(firstSecond))
 }
 
 // now says what happens to a packet at this moment, and when that changes.
@@ -313,7 +316,7 @@ func (p *Stop) now() string {
 	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
 	case p.Verdict == "unknown" && p.DecidedBy != nil:
-		return p.Note
+		return p.limit(p.DecidedBy) + " limits them now; " + p.Note
 	case p.Verdict == "unknown":
 		return "not known: " + p.Note
 	case NotInForce(p.Attached):
@@ -361,7 +364,11 @@ func (p *Stop) refused() string {
 	if p.RefusedReason == Share {
 		text += ", as it is beyond the fair share of " + sharer
 	}
-	return text + "; it conforms in " + About(p.WaitNS) + ", if no others come"
+	text += "; it conforms in " + About(p.WaitNS) + ", if no others come"
+	if p.Pool(p.LimitedBy) > p.Pool(p.RefusedBy) {
+		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+	}
+	return text
 }
 
 func (b *Level) text(s *strings.Builder) {

@@ -126,8 +126,15 @@ func TestVerdictWords(t *testing.T) {
 			"rule       says [NOT IN FORCE: detached]", "a packet of 1000 bytes passes: the rule is NOT IN FORCE (detached)",
 		}},
 		{"a burst", func(p *Stop) { p.SpeedTestBits, p.FirstSecondBits = new(uint64(20.6e6)), new(uint64(26e6)) }, []string{
-			"speed      a 10 s speed test shows up to 20.6mbit, its first second 26.0mbit",
+			"speed      a 10 s speed test shows up to 20.6mbit, its first second 26.0mbit; of payload alone, about 5% less",
 		}},
+		{"dropped below a full pool", func(p *Stop) {
+			excess(p)
+			p.Pools, p.LimitedBy = []PoolLevel{{Name: "ap-1"}}, new("ap-1")
+		}, []string{"dropped now by 10.0.0.0/24; it conforms in 500ms, if no others come; pool ap-1 limited such packets just now\n"}},
+		{"which flow is not known", func(p *Stop) {
+			p.Verdict, p.Pools, p.DecidedBy, p.Note = "unknown", []PoolLevel{{Name: "ap-1"}}, new("ap-1"), "up to 50mbit"
+		}, []string{"pool ap-1 limits them now; up to 50mbit\n"}},
 		{"spilled", func(p *Stop) { p.Bucket.Spilled = true }, []string{"no room for 10.0.0.7: this is the rule's spill bucket"}},
 		{"wider", func(p *Stop) {
 			p.Hides = []Brief{{Rule: "10.0.0.0/8", limit: "2mbit"}, {Rule: "10.0.0.0/7", limit: "not limited"}}

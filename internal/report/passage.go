@@ -155,6 +155,9 @@ func useText(use *uint64, rate uint64) string {
 	text := policy.Rate(rate).String()
 	if use != nil {
 		text = Bits(*use) + " of " + text
+		if *use > rate+rate/20 {
+			text += " (its burst)"
+		}
 	}
 	return text
 }

@@ -226,7 +226,7 @@ func (l *Limit) DefaultCapacity(r Rate) uint64 {
 // MostIn returns the highest mean rate that a bucket of r lets through in d, beginning while it is empty. It is Unlimited if
 // one bucket of r does not bound it.
 func (r Rule) MostIn(d time.Duration) Rate {
-	burst := r.Capacity
+	burst := max(r.Capacity, 1<<16) // a packet of GSO passes an empty bucket of any size
 	switch {
 	case r.Rate == Unlimited || r.Excess == Pass || r.Each.Kind == EachFlow || r.Algorithm.HasColours():
 		return Unlimited
@@ -236,6 +236,12 @@ func (r Rule) MostIn(d time.Duration) Rate {
 		burst *= 2
 	}
 	return r.Rate + Rate(scaleUp(burst, bitNanoseconds, uint64(d)))
+}
+
+// IsHasty reports whether a bucket of r is so small that TCP over a short path may lose much of the rate: below two thirds of
+// the default.
+func (r Rule) IsHasty() bool {
+	return r.Excess == Drop && r.Rate != Unlimited && !r.Algorithm.HasColours() && r.Capacity < DefaultCapacity(r.Rate)/3*2
 }
 
 func checkCapacity(r *Rule) error {

@@ -59,7 +59,6 @@ func TestParseCapacityRefuses(t *testing.T) {
 		"0":                           "zero",
 		"0ms":                         "zero",
 		"-1kb":                        "negative",
-		"64 kb":                       `write "64kb"`,
 		"64kbit":                      "in bits",
 		"1Mbit":                       "in bits",
 		"1.0001":                      "whole number of bytes",

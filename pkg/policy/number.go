@@ -7,16 +7,15 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"unicode"
 )
 
 // maxInput bounds what an error echoes back and how large the arithmetic gets.
 const maxInput = 64
 
-var plainNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
+var plainNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]*)$`)
 
 // splitNumber splits s into decimal digits with at most one point between them, and a unit
-// of ASCII letters and slashes, which may be empty. The example is a valid value for
+// of ASCII letters and slashes, which may be empty, and may follow a space. The example is a valid value for
 // errors.
 func splitNumber(what, s, example string) (number, unit string, err error) {
 	parts := plainNumber.FindStringSubmatch(s)
@@ -25,8 +24,6 @@ func splitNumber(what, s, example string) (number, unit string, err error) {
 		return "", "", fmt.Errorf("%s is empty; write one such as %s", what, example)
 	case len(s) > maxInput:
 		return "", "", fmt.Errorf("%s %.16q... is %d characters long; write one such as %s", what, s, len(s), example)
-	case strings.ContainsFunc(s, unicode.IsSpace):
-		return "", "", fmt.Errorf("%s %q has a space in it; write %q", what, s, strings.Join(strings.Fields(s), ""))
 	case s[0] == '-':
 		return "", "", fmt.Errorf("%s %q is negative; write one such as %s", what, s, example)
 	case s[0] < '0' || s[0] > '9':

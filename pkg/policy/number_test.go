@@ -40,7 +40,7 @@ func wantError(t *testing.T, err error, parts ...string) {
 	}
 }
 
-var oracleNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
+var oracleNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]*)$`)
 
 // oracle parses s in rational arithmetic. It is nil if s is not a whole number of a known
 // unit.

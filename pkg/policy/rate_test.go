@@ -91,8 +91,8 @@ func TestParseRateRefuses(t *testing.T) {
 		// The Kelvin sign is k in lower case.
 		"1\u212abit":                  "not a plain decimal",
 		"10mbit\x00":                  "not a plain decimal",
-		"10 mbit":                     `write "10mbit"`,
-		"10mbit\n":                    `write "10mbit"`,
+		"10  mbit":                    "not a plain decimal",
+		"10mbit\n":                    "not a plain decimal",
 		"1e":                          `unknown unit "e"`,
 		"10/s":                        `unknown unit "/s"`,
 		"10pbit":                      `unknown unit "pbit"`,
