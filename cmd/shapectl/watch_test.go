@@ -353,6 +353,9 @@ func TestWatchReadsThePolicyAgain(t *testing.T) {
 	next(included, "2mbit")
 	appears("tap1")
 	w.says("was read again")
+	if n := strings.Count(w.err.String(), "was read again"); n != 1 {
+		t.Errorf("it was read again %d times: %s", n, &w.err)
+	}
 	next(file, "fast")
 	appears("tap2")
 	w.says("shapectl: serve: " + file + `:1:40: "fast"`)
