@@ -175,7 +175,7 @@ func (e *env) networks(given []string, _ string, suggest func(string) bool) erro
 	if err != nil {
 		return err
 	}
-	return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool { return suggest(entry.Prefix.String()) })
+	return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool { return suggest(policy.CIDR(entry.Prefix)) })
 }
 
 // eachEntry calls f for the rules that a filter lets through, until f returns false.

@@ -152,7 +152,7 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 	var answers []string
 	for _, h := range deleted {
 		for _, r := range h.rules {
-			if r.Pool {
+			if r.Pool || policy.IsMark(r.Prefix) { // from now on, their addresses decide
 				continue
 			}
 			answer := "unlimited"

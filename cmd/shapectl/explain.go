@@ -111,6 +111,10 @@ func parseQuestion(q *explain.Question, given []string) (err error) {
 		return err
 	}
 	q.Device, q.Direction = where.device, where.direction
+	if mark, _ := policy.ParsePrefix(given[last]); policy.IsMark(mark) {
+		q.Name, q.Network = policy.CIDR(mark), mark
+		return nil
+	}
 	if isName(given[last]) {
 		q.Name = given[last]
 		return nil

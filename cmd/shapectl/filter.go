@@ -43,7 +43,7 @@ func (n networks) String() string {
 	if len(n) > 1 {
 		return policy.Any
 	}
-	return n[0].String()
+	return policy.CIDR(n[0])
 }
 
 // parseSearch reads the arguments of a command that takes those of show.
@@ -155,6 +155,10 @@ func (want *filterRules) searchFor(n *loader.Namespace) error {
 	}
 	if address, err := netip.ParseAddr(what); err == nil && address.Zone() == "" && !address.Is4In6() {
 		want.address = address
+		return nil
+	}
+	if mark, _ := policy.ParsePrefix(what); policy.IsMark(mark) {
+		want.networks = networks{mark}
 		return nil
 	}
 	if _, err := netip.ParsePrefix(what); err == nil {
@@ -326,7 +330,7 @@ func (want filterRules) passes(it *live.Item) bool {
 	case want.wider:
 		return it.Prefix.Bits() <= want.network.Bits() && it.Prefix.Overlaps(*want.network)
 	case want.network != nil:
-		return it.Prefix.Bits() >= want.network.Bits() && it.Prefix.Overlaps(*want.network)
+		return !policy.IsMark(it.Prefix) && it.Prefix.Bits() >= want.network.Bits() && it.Prefix.Overlaps(*want.network)
 	}
 	return true
 }

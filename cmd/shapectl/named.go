@@ -328,7 +328,7 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 			for _, entry := range h.rules {
 				rule, err := limit.over(&entry.Rule, dev.L2Bytes)
 				if err != nil {
-					return inputf("%s %s %s: %w; nothing was changed", plain.Line(dev.Name), h.Direction, entry.Prefix, err)
+					return inputf("%s %s %s: %w; nothing was changed", plain.Line(dev.Name), h.Direction, policy.CIDR(entry.Prefix), err)
 				}
 				t.Rules = append(t.Rules, rule)
 			}
@@ -414,7 +414,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	h := rules[0]
 	return false, inputf("%s: %s; nothing was changed; name a pool, as in %s, or a rule, as in %s", why, plain.List(rates),
 		e.suggest("set --kind pool"+flags+e.how(), pools[0].Label.Name),
-		e.suggest("set"+of.flags, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
+		e.suggest("set"+of.flags, h.Name(), h.Direction.String(), policy.CIDR(h.rules[0].Prefix)))
 }
 
 // isOfPool reports whether an option of rules that have only the rate of their own pool is meant for that.
@@ -434,7 +434,7 @@ func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) err
 		for _, r := range h.rules {
 			if !known[r.Rate] {
 				known[r.Rate] = true
-				rates = append(rates, fmt.Sprintf("%s %s %v has %v", plain.Line(h.Name()), h.Direction, r.Prefix, r.Rate))
+				rates = append(rates, fmt.Sprintf("%s %s %v has %v", plain.Line(h.Name()), h.Direction, policy.CIDR(r.Prefix), r.Rate))
 			}
 		}
 	}
@@ -443,7 +443,7 @@ func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) err
 	}
 	h, network := rules[0], policy.Any
 	if first := h.rules[0].Prefix; first.Bits() > 0 {
-		network = first.String()
+		network = policy.CIDR(first)
 	}
 	advice := "name a network, as in " + e.suggest("set"+of.flags, h.Name(), h.Direction.String(), network)
 	if of.direction == nil {

@@ -91,7 +91,7 @@ With --summary, one object describes the whole trace.`,
 				}
 				for _, p := range given {
 					if slices.Contains(o.networks, p) {
-						return inputf("replay: network %s is given twice", p)
+						return inputf("replay: network %s is given twice", policy.CIDR(p))
 					}
 				}
 				o.networks = append(o.networks, given...)

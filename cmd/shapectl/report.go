@@ -117,7 +117,7 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 		networks, _ = policy.ParseNetworks(q.Name) // it may be an address
 	}
 	for _, n := range networks {
-		q.Networks = append(q.Networks, n.String())
+		q.Networks = append(q.Networks, policy.CIDR(n))
 	}
 	if e.netns != "" && o.history == "" && e.contents == nil { // what is at the usual places is of another one
 		return inputf("report: the history of network namespace %s is elsewhere; name the directory that its serve records by --history", plain.Line(e.netns))

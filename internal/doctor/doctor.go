@@ -225,7 +225,7 @@ func (l *Limits) metered() []Rule {
 func prefixes(rules []Rule) string {
 	var names []string
 	for _, r := range rules {
-		names = append(names, r.Prefix.String())
+		names = append(names, policy.CIDR(r.Prefix))
 	}
 	return plain.List(names)
 }

@@ -113,9 +113,9 @@ func (f *Facts) checkPoolsOf(s *Hook, _ *Device) {
 	if s.Limits == nil {
 		return
 	}
-	f.checkRoom(s, s.Limits.Rules, func(r Rule) string { return r.Prefix.String() })
+	f.checkRoom(s, s.Limits.Rules, func(r Rule) string { return policy.CIDR(r.Prefix) })
 	for _, r := range s.Limits.limited() {
-		f.checkSharers(s, r.Prefix.String(), r)
+		f.checkSharers(s, policy.CIDR(r.Prefix), r)
 	}
 	for _, r := range s.Limits.Rules {
 		pool := f.tree.Find(string(r.Within))
@@ -207,7 +207,7 @@ func widest(n *policy.Node, rules []policy.Member) []policy.Member {
 // bothMeet names two rules that a forwarded packet may meet both.
 func (f *Facts) bothMeet(rules []policy.Member) (in, out string, found bool) {
 	name := func(m policy.Member) string {
-		return fmt.Sprintf("%s %v %v", m.Table.Device, m.Table.Direction, m.Rule.Prefix)
+		return fmt.Sprintf("%s %v %v", m.Table.Device, m.Table.Direction, policy.CIDR(m.Rule.Prefix))
 	}
 	inForce := func(m policy.Member) *Device {
 		for i := range f.Hooks {

@@ -87,7 +87,7 @@ func (f *Facts) checkCapacity(s *Hook, d *Device) {
 func (f *Facts) checkSpeedTest(s *Hook, _ *Device) {
 	for _, r := range s.Limits.limited() {
 		if first := r.MostIn(time.Second); first != policy.Unlimited && r.Capacity > policy.DefaultCapacity(r.Rate) && first > r.Rate {
-			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: its burst is longer than the default: %s", r.Prefix, report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
+			f.say(s, report.Note, "speed test", fmt.Sprintf("%s: its burst is longer than the default: %s", policy.CIDR(r.Prefix), report.SpeedTest(uint64(r.MostIn(10*time.Second)), uint64(first))),
 				"if it should show the rate, set a shorter --capacity")
 			return
 		}
@@ -106,7 +106,7 @@ func tooSmall(bytes uint64, why string, d *Device, r Rule) (kind, finding string
 	case r.Excess == policy.Delay:
 		what, passes = "queue", "passes only while the queue is empty"
 	}
-	of := fmt.Sprintf("%s: a %s of %d bytes is ", r.Prefix, what, holds)
+	of := fmt.Sprintf("%s: a %s of %d bytes is ", policy.CIDR(r.Prefix), what, holds)
 	switch {
 	case holds < frame:
 		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame %s", frame, passes)
@@ -140,13 +140,13 @@ func raise(r Rule, bytes uint64, device string) string {
 // checkFamilies finds directions whose rules are all for one family, while packets of the other one pass.
 func (f *Facts) checkFamilies(s *Hook, d *Device) {
 	limited := slices.DeleteFunc(s.Limits.metered(), func(r Rule) bool {
-		return r.Label.Host != policy.MAC{} // whose other addresses get rules as they become known
+		return r.Label.Host != policy.MAC{} || policy.IsMark(r.Prefix) // whose other addresses get rules as they become known
 	})
 	if d == nil || len(limited) == 0 {
 		return
 	}
 	any4 := slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Addr().Is4() })
-	any6 := slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Addr().Is6() })
+	any6 := slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Addr().Is6() && !policy.IsMark(r.Prefix) })
 	if any4 && any6 {
 		return
 	}

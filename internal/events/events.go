@@ -17,6 +17,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -314,7 +315,7 @@ func (s *session) packet(e listener.Event) error {
 		Device: s.nameOf(cause.Set), Direction: cause.Set.Direction().String(), LeftOut: e.LeftOut - min(e.LeftOut, s.leftOut),
 	}
 	if cause.Rule.Prefix.IsValid() {
-		out.Network = cause.Rule.Prefix.String()
+		out.Network = policy.CIDR(cause.Rule.Prefix)
 	}
 	if cause.Rule.Algorithm.HasColours() {
 		out.Colours = &cause.Rule.Colours

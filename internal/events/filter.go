@@ -67,7 +67,7 @@ func (f filter) matches(e report.Event) bool {
 		}
 	}
 	if !f.network.IsValid() {
-		return false
+		return f.name == e.Network // a mark or VLAN
 	}
 	if address, err := netip.ParseAddr(e.Address); err == nil {
 		return f.network.Contains(address)

@@ -53,7 +53,7 @@ func placeOf(h *loader.Hook) Place {
 func newLimit(at *Place, e *maps.Entry) Limit {
 	l := Limit{Entry: e, Place: at, Key: Key{Pool: e.Label.Name}, capacity: e.Capacity, isPool: e.Rule.Pool, limited: e.Rate != policy.Unlimited}
 	if !e.Rule.Pool {
-		l.Key = Key{Device: at.Device, Direction: at.Direction.String(), Network: e.Prefix.String()}
+		l.Key = Key{Device: at.Device, Direction: at.Direction.String(), Network: policy.CIDR(e.Prefix)}
 	}
 	l.rate, l.single = l.most(), l.Scope() == ""
 	return l
@@ -73,7 +73,7 @@ func (l *Limit) Scope() string { return Scope(&l.Rule) }
 // Scope is the same for a rule that is at no place.
 func Scope(r *policy.Rule) string {
 	each := r.Each.Canonical(r.Prefix)
-	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && r.Prefix.IsSingleIP() {
+	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && r.Prefix.IsSingleIP() && !policy.IsMark(r.Prefix) {
 		return ""
 	}
 	return each.String()

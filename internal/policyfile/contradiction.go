@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // contradictions reports networks that appear twice in sorted rules. It warns about rules
@@ -13,7 +15,7 @@ func (r *reader) contradictions(rules []rule) {
 	for i, this := range slices.Backward(rules) {
 		if i > 0 && rules[i-1].prefix == this.prefix {
 			r.report(this.at, fmt.Sprintf("network %v appears twice, first in %s; remove one of them",
-				this.prefix, r.where(rules[i-1].at)))
+				policy.CIDR(this.prefix), r.where(rules[i-1].at)))
 		}
 		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
 		for inner < len(rules) && rules[inner].prefix.Overlaps(this.prefix) {

@@ -162,7 +162,7 @@ func meantBy(above []string, key string) string {
 		return key // a name
 	case len(above) == 3:
 		if p, err := policy.ParsePrefix(key); err == nil {
-			return p.String()
+			return policy.CIDR(p)
 		} else if mac, err := policy.ParseMAC(key); err == nil {
 			return mac.String()
 		}

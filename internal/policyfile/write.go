@@ -104,7 +104,7 @@ func byDevice(tables []policy.Table) (pools []policy.Rule, of map[string][]polic
 			if err := r.Validate(); err != nil && r.Pool {
 				return nil, nil, fmt.Errorf("pool %q: %w", r.Label.Name, err)
 			} else if err != nil {
-				return nil, nil, fmt.Errorf("%s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
+				return nil, nil, fmt.Errorf("%s %v %v: %w", t.Device, t.Direction, policy.CIDR(r.Prefix), err)
 			}
 		}
 		if t.IsPools() {
@@ -134,7 +134,7 @@ func DeviceKey(device string) (string, error) {
 // networkKey returns a network as a key: an address alone, unless it ends in a colon, which
 // YAML would read as the end of the key.
 func networkKey(p netip.Prefix) string {
-	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
+	if s := policy.NetworkText(p); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
 	}
 	return p.String()
@@ -157,9 +157,11 @@ const withinPart = "within: "
 
 // value returns the shortest value in YAML that makes r.
 func (s *speller) value(r *policy.Rule) string {
-	wide, _ := r.Prefix.Addr().Prefix(0)
 	key := *r // only family and length of its network matter
-	key.Prefix, key.Label.Name, key.Label.Note = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), "", ""
+	if wide, _ := r.Prefix.Addr().Prefix(0); !policy.IsMark(r.Prefix) {
+		key.Prefix = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits())
+	}
+	key.Label.Name, key.Label.Note = "", ""
 	if r.Within != "" {
 		key.Within = "any"
 	}

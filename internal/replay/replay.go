@@ -138,11 +138,14 @@ func compile(l Limits) compiled {
 	for _, r := range c.rules {
 		name := r.Label.Name
 		if !r.Pool {
-			name = r.Prefix.String()
+			name = policy.CIDR(r.Prefix)
 		}
 		c.names = append(c.names, name)
 	}
 	for i, r := range l.Rules {
+		if policy.IsMark(r.Prefix) {
+			continue // a trace has none
+		}
 		c.byPrefix[r.Prefix] = i
 		is4 := r.Prefix.Addr().Is4()
 		c.lengths[is4] = append(c.lengths[is4], r.Prefix.Bits())

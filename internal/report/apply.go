@@ -201,7 +201,7 @@ func NewDifferences(differences []policy.Difference) Differences {
 	out := Differences{}
 	for _, d := range differences {
 		rule := cmp.Or(d.Want, d.Have)
-		r := Difference{Kind: KindRule, Device: d.Device, Direction: d.Direction.String(), CIDR: rule.Prefix.String(), Change: "change", Options: []OptionChange{}}
+		r := Difference{Kind: KindRule, Device: d.Device, Direction: d.Direction.String(), CIDR: policy.CIDR(rule.Prefix), Change: "change", Options: []OptionChange{}}
 		r.what, r.name = policy.NetworkText(rule.Prefix), rule.Label.Name
 		if rule.Pool {
 			r.Kind, r.Pool, r.what, r.Direction, r.CIDR, r.name = KindPool, r.name, plain.Line(r.name), "", "", ""

@@ -92,7 +92,7 @@ type Brief struct {
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
-	return Brief{r.Prefix.String(), r.Sentence(device, d, match), options(&r)}
+	return Brief{policy.CIDR(r.Prefix), r.Sentence(device, d, match), options(&r)}
 }
 
 func (b Brief) String() string { return b.Rule + " (" + b.limit + ")" }
@@ -265,7 +265,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	if p.Rule != nil && p.Note != "" && p.Verdict != "unknown" {
+	if p.Note != "" && p.Verdict != "unknown" {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {

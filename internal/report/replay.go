@@ -68,7 +68,7 @@ func NewPacket(r replay.Result, l replay.Limits, addressed bool) Packet {
 		}
 	}
 	if addressed {
-		p.Rule, p.Key = new(rule.Prefix.String()), new(l.Key(r))
+		p.Rule, p.Key = new(policy.CIDR(rule.Prefix)), new(l.Key(r))
 		if rule.Share.Kind != policy.ShareNone {
 			p.Sharer = l.Sharer(r)
 		}

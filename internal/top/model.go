@@ -471,6 +471,9 @@ func explainArgs(r *live.Row) []string {
 	case r.IsPool():
 		return []string{"explain", "--", r.Item.Key.Pool}
 	}
+	if policy.IsMark(r.Prefix) {
+		return []string{"explain", "--", r.Device, r.Direction, policy.CIDR(r.Prefix)}
+	}
 	address := r.Prefix.Addr()
 	if !r.Prefix.IsSingleIP() {
 		address = address.Next()

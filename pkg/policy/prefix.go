@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -25,9 +26,12 @@ func ParseNetworks(s string) ([]netip.Prefix, error) {
 	return []netip.Prefix{p}, nil
 }
 
-// ParsePrefix parses an IPv4 or IPv6 network (10.0.0.0/24), or an address, which is a
-// network by itself. Host bits, zones and IPv4 written as IPv6 are errors.
+// ParsePrefix parses an IPv4 or IPv6 network (10.0.0.0/24), an address, which is a
+// network by itself, or a mark or VLAN. Host bits, zones and IPv4 written as IPv6 are errors.
 func ParsePrefix(s string) (netip.Prefix, error) {
+	if kind, value, is := strings.Cut(s, ":"); is && slices.Contains(markKinds, kind) {
+		return parseMark(s, kind, value)
+	}
 	address, length, hasLength := strings.Cut(s, "/")
 	addr, err := netip.ParseAddr(address)
 	if err != nil && IsMAC(address) {
@@ -48,7 +52,11 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 			return netip.Prefix{}, fmt.Errorf("network %.64q has the bad prefix length %.16q; use /0 to /%d", s, length, addr.BitLen())
 		}
 	}
-	if err := checkPrefix(prefix); err != nil {
+	err = checkPrefix(prefix)
+	if err == nil && IsMark(prefix) {
+		err = errMarks(prefix)
+	}
+	if err != nil {
 		return netip.Prefix{}, err
 	}
 	return prefix, nil
@@ -56,10 +64,10 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 
 // NetworkText returns a network as people read it: a single address without its length.
 func NetworkText(p netip.Prefix) string {
-	if p.IsSingleIP() {
+	if p.IsSingleIP() && !IsMark(p) {
 		return p.Addr().String()
 	}
-	return p.String()
+	return CIDR(p)
 }
 
 func checkPrefix(p netip.Prefix) error {
@@ -71,6 +79,8 @@ func checkPrefix(p netip.Prefix) error {
 		return fmt.Errorf("network %v is IPv4 written as IPv6; did you mean %v?", p, netip.PrefixFrom(addr.Unmap(), max(0, p.Bits()-96)).Masked())
 	case p != network:
 		return fmt.Errorf("network %v has host bits set; did you mean %v or %v/%d?", p, network, addr, addr.BitLen())
+	case marks.Overlaps(p) && p.Bits() >= marks.Bits() && !IsMark(p):
+		return errMarks(p)
 	}
 	return nil
 }

@@ -44,13 +44,21 @@ func (e *Each) Set(s string) error {
 func (e Each) Canonical(prefix netip.Prefix) Each {
 	if e.Kind == EachSubnet {
 		switch int(e.Bits) {
-		case prefix.Bits():
+		case bitsOf(prefix):
 			return Each{Kind: EachAll}
 		case prefix.Addr().BitLen():
 			return Each{Kind: EachHost}
 		}
 	}
 	return e
+}
+
+// bitsOf is the length of a network: of a mark 0, because it is for all addresses.
+func bitsOf(p netip.Prefix) int {
+	if IsMark(p) {
+		return 0
+	}
+	return p.Bits()
 }
 
 // tellsHosts reports whether hosts or subnets have buckets or fair shares.
@@ -123,7 +131,7 @@ func parseScope[K ~uint8](what, s string, names []string) (kind K, bits uint8, e
 
 // checkScope checks a scope of a rule, or of a pool, which is in no network.
 func checkScope[K ~uint8](what string, kind K, bits uint8, names []string, r *Rule) error {
-	least, most := r.Prefix.Bits(), r.Prefix.Addr().BitLen()
+	least, most := bitsOf(r.Prefix), r.Prefix.Addr().BitLen()
 	if r.Pool {
 		least = 0
 	}
@@ -135,7 +143,7 @@ func checkScope[K ~uint8](what string, kind K, bits uint8, names []string, r *Ru
 	case kind == subnet && r.Pool && int(bits) > most:
 		return fmt.Errorf("%s is not a prefix length; use /0 to /%d", text, most)
 	case kind == subnet && (int(bits) < least || int(bits) > most):
-		return fmt.Errorf("%s does not divide %v; use /%d to /%d", text, r.Prefix, least, most)
+		return fmt.Errorf("%s does not divide %v; use /%d to /%d", text, CIDR(r.Prefix), least, most)
 	}
 	return nil
 }

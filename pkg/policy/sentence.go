@@ -118,10 +118,7 @@ func (r Rule) subject(match Match) string {
 	if r.Pool {
 		return fmt.Sprintf("pool %q", r.Label.Name)
 	}
-	where, single := r.Prefix.String(), r.Prefix.IsSingleIP()
-	if single {
-		where = r.Prefix.Addr().String()
-	}
+	where, single := NetworkText(r.Prefix), r.Prefix.IsSingleIP() && !IsMark(r.Prefix)
 	if r.Label.Name != "" {
 		where += fmt.Sprintf(" (%q)", r.Label.Name)
 	}

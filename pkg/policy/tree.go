@@ -42,7 +42,7 @@ type PoolError struct {
 func (e PoolError) Error() string {
 	who := fmt.Sprintf("pool %q", e.Rule.Label.Name)
 	if t := e.Table; t != nil {
-		who = fmt.Sprintf("%s %v %v", t.Device, t.Direction, e.Rule.Prefix)
+		who = fmt.Sprintf("%s %v %v", t.Device, t.Direction, CIDR(e.Rule.Prefix))
 	}
 	return who + ": " + e.Message
 }
