@@ -34,6 +34,7 @@ struct abi {
 	enum rule_flag flag;
 	enum phase phase;
 	enum set set;
+	enum scan scan;
 	struct rule rule; /* last, because of its flexible array */
 };
 

@@ -56,6 +56,7 @@ enum layout {
 	SPILL_LINES = 32, /* consecutive lines that may have a prefix; a million IPv6 prefixes need more with probability 10^-18 */
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
+	MARK_LENGTH = 254, /* of the prefix of a mark or VLAN, which is no address */
 	NO_LENGTH = 255, /* no prefix has it */
 	KINDS = 8,	/* of hooks */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
@@ -505,12 +506,19 @@ struct view {
 	__u8 clearing; /* unused prefixes are being removed; still set if a command was killed meanwhile */
 	struct {
 		__u8 count4, count6;
+		__u8 marks; /* there are rules for marks or VLANs */
 		__u8 list[LENGTHS6 + LENGTHS4]; /* those of IPv4 from LENGTHS6 on */
 	} use[2];
-	__u8 room[96];
+	__u8 room[94];
 	/* Programs count frames here that no rule limits, because they are neither IP nor ARP. */
 	__u64 other_frames;
 	__u64 other_bytes;
+};
+
+/* Whether lookups try all prefix lengths in turn, rather than the longest one first without a list. */
+enum scan {
+	SCAN_BIG = 1,	/* the tables are too big for a cache */
+	SCAN_MARKS = 2, /* and there may be rules for marks or VLANs, which come first */
 };
 
 /* Constants of a loaded program: for all hooks of a namespace, and for its kind of hook. */
@@ -527,6 +535,7 @@ struct hook {
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
 	__u32 nat;	     /* and with RULE_NAT */
+	__u32 scan;	     /* enum scan */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;

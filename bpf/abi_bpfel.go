@@ -146,6 +146,7 @@ type AbiHook struct {
 	Pools         uint32
 	Colours       uint32
 	Nat           uint32
+	Scan          uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -155,7 +156,6 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -219,6 +219,7 @@ const (
 	AbiLayoutSPILL_LINES     AbiLayout = 32
 	AbiLayoutLENGTHS4        AbiLayout = 33
 	AbiLayoutLENGTHS6        AbiLayout = 129
+	AbiLayoutMARK_LENGTH     AbiLayout = 254
 	AbiLayoutNO_LENGTH       AbiLayout = 255
 	AbiLayoutKINDS           AbiLayout = 8
 	AbiLayoutRULE_MAPS       AbiLayout = 8
@@ -357,6 +358,13 @@ const (
 	AbiRuleFlagRULE_RELEASED     AbiRuleFlag = 536870912
 )
 
+type AbiScan uint32
+
+const (
+	AbiScanSCAN_BIG   AbiScan = 1
+	AbiScanSCAN_MARKS AbiScan = 2
+)
+
 type AbiSecondParams struct {
 	_        structs.HostLayout
 	RateBits uint64
@@ -413,9 +421,10 @@ type AbiView struct {
 		_      structs.HostLayout
 		Count4 uint8
 		Count6 uint8
+		Marks  uint8
 		List   [162]uint8
 	}
-	Room        [96]uint8
+	Room        [94]uint8
 	OtherFrames uint64
 	OtherBytes  uint64
 }

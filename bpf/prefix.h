@@ -188,22 +188,47 @@ __noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __
 	return 0;
 }
 
+/* The id plus one of the rule for a mark or a VLAN, as pkg/policy/mark.go writes it, or 0. */
+static __always_inline __u32 find_mark(struct __sk_buff *skb, __u64 kind, __u32 value, __u32 phase)
+{
+	return value ? find6(skb, bpf_cpu_to_be64(1ULL << 56), bpf_cpu_to_be64(kind << 32 | value), MARK_LENGTH, phase) : 0;
+}
+
+/* The id plus one of the rule for the packet's mark, else for its outermost VLAN tag, or 0. */
+__noinline __u32 match_mark(struct __sk_buff *skb, __u32 phase)
+{
+	const struct view *view = view_of(skb);
+	__be16 tag[2] = {};
+	__u32 id, vlan = 0;
+
+	if (!view->use[READ_ONCE(view->version) & 1].marks)
+		return 0;
+	id = find_mark(skb, 1, skb->mark, phase);
+	if (id)
+		return id;
+	if (skb->vlan_present)
+		vlan = skb->vlan_tci;
+	else if (HOOK(l2_bytes) && !bpf_skb_load_bytes(skb, 2 * ETH_ALEN, tag, sizeof(tag)) && is_tag(tag[0]))
+		vlan = bpf_ntohs(tag[1]);
+	return find_mark(skb, 2, vlan & 0xfff, phase);
+}
+
 /* The id plus one of the matching rule of those that exist in a phase, or 0. */
 static __always_inline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 phase)
 {
 	struct address far = {};
+	__u32 id;
 
+	if (HOOK(scan) == SCAN_MARKS) {
+		id = match_mark(skb, phase);
+		if (id)
+			return id;
+	}
 	if (far_address(skb, ip, &far))
 		return 0;
 	return ip & IS_IPV6 ? match6_from(skb, far.word[0], far.word[1], NO_LENGTH, phase) :
 			      match4_from(skb, far.word[0], NO_LENGTH, phase);
 }
-
-/*
- * From 32768 rules on the tables are too big for a cache. Then a lookup costs more
- * than the filter, even for the longest length.
- */
-#define IS_BIG (HOOK(prefixes4_mask) >= 1 << 14)
 
 /*
  * The id of the matching rule plus one, or 0. First tries the first place for the
@@ -214,10 +239,15 @@ static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 {
 	const struct view *view = view_of(skb);
 	__u64 first = READ_ONCE(view->first4), key = first | addr;
-	__u32 use, tried;
+	__u32 use, tried, id, scan = HOOK(scan);
 	const struct prefixes4 *line;
 
-	if (IS_BIG)
+	if (scan == SCAN_MARKS) {
+		id = match_mark(skb, ANY_PHASE);
+		if (id)
+			return id;
+	}
+	if (scan)
 		return match4_from(skb, addr, NO_LENGTH, ANY_PHASE);
 	line = line4_at(prefix_line(hash4_prefix(key)));
 	if (likely(line->key[0] == key && line->id[0]))
@@ -230,12 +260,17 @@ static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 static __always_inline __u32 match6(struct __sk_buff *skb, __u64 addr0, __u64 addr1)
 {
 	const struct view *view = view_of(skb);
-	__u32 first = READ_ONCE(view->first6) & NO_LENGTH, use, tried;
+	__u32 first = READ_ONCE(view->first6) & NO_LENGTH, use, tried, id, scan = HOOK(scan);
 	__u64 first0 = (addr0 & hook.masks[first][0]) ^ view->mix6[0];
 	__u64 first1 = (addr1 & hook.masks[first][1]) ^ view->mix6[1];
 	const struct prefixes6 *line;
 
-	if (IS_BIG)
+	if (scan == SCAN_MARKS) {
+		id = match_mark(skb, ANY_PHASE);
+		if (id)
+			return id;
+	}
+	if (scan)
 		return match6_from(skb, addr0, addr1, NO_LENGTH, ANY_PHASE);
 	line = line6_at(prefix_line(hash6_prefix(first0, first1, first)));
 	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == first && line->id[0])

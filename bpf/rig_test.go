@@ -105,6 +105,7 @@ type meta struct {
 	segs    uint32
 	segSize uint32
 	cut     uint32 // for the program cutter: bytes to keep
+	mark    uint32
 }
 
 // packets is the number of packets on the wire, if the kernel has counted them.
@@ -113,6 +114,7 @@ func (m meta) packets() int { return max(1, int(m.segs)) }
 // context is struct __sk_buff (linux/bpf.h) for a test run.
 func (m meta) context() []byte {
 	c := make([]byte, 192)
+	binary.NativeEndian.PutUint32(c[8:], m.mark)
 	binary.NativeEndian.PutUint32(c[48:], m.cut) // cb[0]
 	binary.NativeEndian.PutUint64(c[152:], m.now)
 	binary.NativeEndian.PutUint32(c[160:], m.wireLen)

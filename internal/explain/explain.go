@@ -109,11 +109,12 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
-	Hook        *Hook         // nil where there are no rules, or
-	Unreadable  error         // why rules here cannot be read
-	Undecided   bool          // the address that the rules compare is not known, and decides which one matches
-	Rule        *Rule         // nil where none matches, or if Undecided
-	Queue       *doctor.Queue // of a rule that is attached and delays packets, or whose pool does; else nil
+	Hook        *Hook          // nil where there are no rules, or
+	Unreadable  error          // why rules here cannot be read
+	Undecided   bool           // the address that the rules compare is not known, and decides which one matches
+	Rule        *Rule          // nil where none matches, or if Undecided
+	Marks       []netip.Prefix // that have rules here; none for a question about one
+	Queue       *doctor.Queue  // of a rule that is attached and delays packets, or whose pool does; else nil
 }
 
 // A Hook is a direction of a device that has rules.
@@ -237,6 +238,8 @@ func (f *Facts) expects(e *Elsewhere) bool {
 
 func (p *Packets) String() string {
 	switch {
+	case policy.IsMark(p.Network):
+		return "with " + policy.CIDR(p.Network)
 	case p.Flow != nil:
 		return "of " + p.Flow.String()
 	case p.Src.IsValid():

@@ -337,7 +337,14 @@ func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (
 	s.Hook = &hook
 	address := p.side(hook.Match)
 	e, found, same := maps.Entry{}, false, true
-	if address.IsValid() {
+	if policy.IsMark(p.Network) {
+		e, found = h.Set.Find(p.Network)
+	} else {
+		s.Marks = h.Set.Marks()
+	}
+	if found {
+		address = netip.Addr{} // it may be any
+	} else if address.IsValid() {
 		e, found = h.Set.Match(address)
 	} else {
 		e, found, same = h.Set.MatchAny(p.ipv6())
@@ -366,7 +373,7 @@ func hookOf(h *loader.Hook) Hook {
 // ruleFor is a rule that matches an address, the zero Addr for one that is not known.
 func ruleFor(n *view, h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets) *Rule {
 	r := &Rule{Rule: e.Rule, Counters: h.Set.Store.Counters(e.ID)}
-	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
+	for bits := e.Prefix.Bits() - 1; bits >= 0 && !policy.IsMark(e.Prefix); bits-- {
 		prefix := netip.PrefixFrom(e.Prefix.Addr(), bits).Masked()
 		if wider, ok := h.Set.Find(prefix); ok {
 			r.Hides = append(r.Hides, wider.Rule)

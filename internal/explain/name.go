@@ -20,13 +20,16 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, own, names [
 			names = append(names, e.Rule.CalledOn(h.Name()))
 		}
 	}
-	q.Routes, q.Name = q.Device == "", policy.FindName(q.Name, slices.Values(names))
+	routes, mark := q.Device == "", q.Network
+	if !policy.IsMark(mark) {
+		q.Name = policy.FindName(q.Name, slices.Values(names))
+	}
 	others, alone := map[string]bool{}, q.Flow == nil
 	for i, h := range hooks {
 		q.Device, q.Direction = h.Name(), &h.Direction
 		for _, e := range rules[i] {
 			within := string(e.Rule.Within)
-			if q.Name == "" || e.Rule.CalledOn(h.Name()) != q.Name {
+			if q.Name == "" || e.Rule.CalledOn(h.Name()) != q.Name && e.Prefix != mark {
 				others[within] = true
 				continue
 			}
@@ -34,7 +37,10 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, own, names [
 			if !slices.Contains(own, within) {
 				own = append(own, within)
 			}
-			if q.Network = e.Prefix; q.Flow == nil {
+			q.Network, q.Routes = e.Prefix, routes && !policy.IsMark(e.Prefix)
+			if policy.IsMark(e.Prefix) {
+				q.Address = outside(false)
+			} else if q.Flow == nil {
 				q.Address = example(h, e.Prefix)
 			} else if q.Address = q.Flow.Far(h.Match()); !e.Prefix.Contains(q.Address) {
 				continue

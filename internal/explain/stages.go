@@ -180,7 +180,7 @@ func (l *Level) Name() string {
 	if l.Pool {
 		return l.Label.Name
 	}
-	return l.Prefix.String()
+	return policy.CIDR(l.Prefix)
 }
 
 // Judge says what happens to a packet that counts so many bytes and may be marked. waitNS is how long it is queued, or until it

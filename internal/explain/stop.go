@@ -2,7 +2,9 @@ package explain
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -38,9 +40,26 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	if s.Rule != nil {
 		judgeRule(&out, p, s)
 	}
+	if s.Marks != nil && out.Note == "" {
+		out.Note = "packets with " + markList(s.Marks) + " meet the rules for these instead"
+	}
 	judgePath(&out, p.Netns, s)
 	return out
 }
+
+// markList lists the first few marks and VLANs.
+func markList(marks []netip.Prefix) string {
+	var list []string
+	for i, p := range marks {
+		if i == fewMarks {
+			return strings.Join(list, ", ") + fmt.Sprintf(" or %d others", len(marks)-fewMarks)
+		}
+		list = append(list, policy.CIDR(p))
+	}
+	return strings.Join(list, " or ")
+}
+
+const fewMarks = 3
 
 // judgePath says what is attached, and how that affects the packets of the rule.
 func judgePath(out *report.Stop, netns string, s *Stop) {

@@ -21,7 +21,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	if r.Rate != policy.Unlimited && r.Each.Kind == policy.EachAll {
 		out.RateBits = new(uint64(r.Rate))
 	}
-	cidr := r.Prefix.String()
+	cidr := policy.CIDR(r.Prefix)
 	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
 	out.SpeedTestBits, out.FirstSecondBits = r.Stages.mostIn(10*time.Second), r.Stages.mostIn(time.Second)
 	for _, wider := range r.Hides {

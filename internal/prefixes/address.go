@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"unsafe"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Words are an address as the programs hold it, in network order.
@@ -27,6 +30,8 @@ func Address(w [4]uint32, family uint8) netip.Addr {
 	}
 	return netip.AddrFrom16(b)
 }
+
+const markLength = uint8(bpf.AbiLayoutMARK_LENGTH)
 
 // pairs are the words of an address two by two.
 func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
@@ -56,7 +61,11 @@ func (t *Tables) Key(view uint32, p netip.Prefix) Key {
 		return Key{[2]uint64{v.Mix4 | by4(p.Bits()) | uint64(w[0])}, noLength}
 	}
 	a := pairs(w)
-	return Key{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, uint8(p.Bits())}
+	length := uint8(p.Bits())
+	if policy.IsMark(p) {
+		length = markLength
+	}
+	return Key{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, length}
 }
 
 // Prefix is the inverse of Key.
@@ -66,13 +75,16 @@ func (t *Tables) Prefix(view uint32, k Key) netip.Prefix {
 	}
 	mix := t.Views[view].Mix6
 	a := [2]uint64{k.addr[0] ^ mix[0], k.addr[1] ^ mix[1]}
-	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(k.length))
+	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), min(int(k.length), 128))
 }
 
 // lengthOf is LengthOf for a key.
 func (k Key) lengthOf() int {
 	if k.length == noLength {
 		return lengthIPv4 + int(k.addr[0]>>32&noLength)
+	}
+	if k.length == markLength {
+		return lengthMark
 	}
 	return int(k.length)
 }

@@ -9,21 +9,26 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
 	lengthIPv4 = 129                      // lengths of IPv4 follow those of IPv6
+	lengthMark = lengthIPv4 + 33          // of marks and VLANs
 	noLength   = 255                      // no prefix has it
 	noKey4     = noLength<<32 | 1<<32 - 1 // matches no key; its line stays in the cache, as it is the same for all addresses
 )
 
-// Lengths are prefix lengths of both families, by LengthOf.
-type Lengths [lengthIPv4 + 33]bool
+// Lengths are prefix lengths of both families and those of marks, by LengthOf.
+type Lengths [lengthMark + 1]bool
 
 // LengthOf is an index for the length and family of a prefix.
 func LengthOf(p netip.Prefix) int {
-	if p.Addr().Is4() {
+	switch {
+	case p.Addr().Is4():
 		return lengthIPv4 + p.Bits()
+	case policy.IsMark(p):
+		return lengthMark
 	}
 	return p.Bits()
 }
@@ -38,6 +43,7 @@ func (t *Tables) InUse(view uint32) (used Lengths) {
 	for _, length := range use.List[:use.Count6] {
 		used[length] = true
 	}
+	used[lengthMark] = use.Marks != 0
 	return used
 }
 
@@ -51,11 +57,13 @@ func (t *Tables) LookFor(view uint32, want Lengths) {
 	grace.Wait(t.Change, v.Retired) // packets may still use the version that is to be overwritten
 	version := atomic.LoadUint32(&v.Version)&1 ^ 1
 	use := &v.Use[version]
-	use.Count4, use.Count6 = 0, 0
+	use.Count4, use.Count6, use.Marks = 0, 0, 0
 	// Packets look for the first of a list before they read its count.
 	use.List[lengthIPv4], use.List[0] = noLength, noLength
 	for length, used := range slices.Backward(want[:]) {
 		switch {
+		case used && length == lengthMark:
+			use.Marks = 1
 		case used && length >= lengthIPv4:
 			use.List[lengthIPv4+int(use.Count4)] = uint8(length - lengthIPv4)
 			use.Count4++
@@ -124,9 +132,12 @@ func (t *Tables) Init() {
 	}
 }
 
+// HasMarks reports whether there are rules for marks or VLANs.
+func (l Lengths) HasMarks() bool { return l[lengthMark] }
+
 // HasOther reports whether there is another length than that of p in its family.
 func (l Lengths) HasOther(p netip.Prefix) bool {
-	for length, used := range l {
+	for length, used := range l[:lengthMark] {
 		if used && (length < lengthIPv4) == p.Addr().Is6() && length != LengthOf(p) {
 			return true
 		}

@@ -36,6 +36,10 @@ func Configure(hook *bpf.AbiHook, rules uint32) {
 	// So half of the places are free in each table, and the filter has 16 bits for each prefix.
 	hook.Prefixes4Mask, hook.Prefixes6Mask = PowerOfTwo((rules+1)/2)-1, PowerOfTwo(rules)-1
 	hook.FilterMask = PowerOfTwo((rules+3)/4) - 1
+	hook.Scan = 0
+	if hook.Prefixes4Mask >= 1<<14 { // the tables are too big for a cache: a lookup costs more than the filter, even for the longest length
+		hook.Scan = uint32(bpf.AbiScanSCAN_BIG)
+	}
 	// It is odd, so that no two keys become one.
 	last := len(hook.Secret) - 1
 	hook.Multiplier = uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1

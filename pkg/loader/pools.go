@@ -50,7 +50,7 @@ func (s *bpfState) within(pools map[policy.Within]bool, without map[uint32]bool)
 		}
 		name := r.Label.Name
 		if !r.Pool {
-			name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
+			name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), policy.CIDR(r.Prefix))
 		}
 		users = append(users, plain.Line(name))
 	}

@@ -256,7 +256,8 @@ func growth(rules uint32) uint32 {
 
 // roomFor adds room for buckets and shadows to a size, if rules need it.
 func roomFor(needs, size maps.Size) maps.Size {
-	size.Pools, size.Colours, size.NAT = size.Pools || needs.Pools, size.Colours || needs.Colours, size.NAT || needs.NAT
+	size.Pools, size.Colours = size.Pools || needs.Pools, size.Colours || needs.Colours
+	size.NAT, size.Marks = size.NAT || needs.NAT, size.Marks || needs.Marks
 	if needs.Affected > 0 {
 		size.Affected = max(size.Affected, affectedHosts)
 	}

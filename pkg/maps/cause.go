@@ -50,6 +50,11 @@ func (s *Store) Cause(e bpf.AbiEvent) (c Cause, ok bool) {
 			break
 		}
 	}
+	for _, p := range c.Set.Marks() {
+		if id, found := s.prefixes.Find(c.Set.number, p); found && id == e.Key.Id {
+			c.Rule.Prefix = p
+		}
+	}
 	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
 		c.Key = KeyName(c.Rule, c.Set.Side(), flow)
 	}

@@ -230,7 +230,7 @@ func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 		err = step.Try("place a prefix")
 	}
 	if err == nil && !s.Store.prefixes.Place(it.Key, id) {
-		err = fmt.Errorf("add prefix %s: %w", want.Prefix, ErrFull)
+		err = fmt.Errorf("add prefix %s: %w", policy.CIDR(want.Prefix), ErrFull)
 	}
 	return err
 }

@@ -101,11 +101,11 @@ func KeyName(e Entry, match policy.Match, flow Flow) string {
 	case policy.EachHost:
 		return far.String()
 	case policy.EachSubnet:
-		return netip.PrefixFrom(far, int(e.Each.Bits)).Masked().String()
+		return netip.PrefixFrom(far, eachBits(e.Each, far)).Masked().String()
 	case policy.EachFlow:
 		return flow.String()
 	}
-	return e.Prefix.String()
+	return policy.CIDR(e.Prefix)
 }
 
 // SharerName is the sharer of a packet of flow in a rule or pool with fair shares, as people read it. member is what
@@ -118,5 +118,5 @@ func SharerName(e, member Entry, match policy.Match, flow Flow) string {
 	case member.Pool:
 		return member.Label.Name
 	}
-	return member.Prefix.String()
+	return policy.CIDR(member.Prefix)
 }

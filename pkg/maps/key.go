@@ -38,7 +38,7 @@ func eachBits(each policy.Each, far netip.Addr) int {
 	if each.Kind == policy.EachHost {
 		return far.BitLen()
 	}
-	return int(each.Bits)
+	return min(int(each.Bits), far.BitLen()) // a pool, and a rule for a mark, have both families
 }
 
 // networkPort converts a port between host and network order. It is its own inverse.

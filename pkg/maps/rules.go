@@ -226,13 +226,27 @@ func (rs *rules) delays(id uint32, pools int) bool {
 // Match is the rule with the longest prefix that contains an address.
 func (s *Set) Match(a netip.Addr) (Entry, bool) {
 	for bits := a.BitLen(); bits >= 0; bits-- {
-		if p, err := a.Prefix(bits); err == nil {
+		if p, err := a.Prefix(bits); err == nil && !policy.IsMark(p) {
 			if e, ok := s.Find(p); ok {
 				return e, true
 			}
 		}
 	}
 	return Entry{}, false
+}
+
+// Marks are the marks and VLANs that rules are for.
+func (s *Set) Marks() (all []netip.Prefix) {
+	if !s.Store.prefixes.InUse(s.number).HasMarks() {
+		return nil
+	}
+	for f := range s.Store.prefixes.ByID(s.number) {
+		if p := s.Store.prefixes.Prefix(s.number, f.Key); policy.IsMark(p) && s.Has(p) {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, policy.ComparePrefix)
+	return all
 }
 
 // MatchAny is the rule that matches all addresses of the family, if there is one. same is

@@ -120,6 +120,9 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if size.NAT {
 		hook.Nat = 1
 	}
+	if size.Marks {
+		hook.Scan = uint32(bpf.AbiScanSCAN_MARKS)
+	}
 	elements := map[string]uint32{
 		bpf.ShapectlMapKeys: lines * lineSlots, bpf.ShapectlMapAffected: size.Affected, bpf.ShapectlMapLabels: size.Labels,
 		bpf.ShapectlMapShares: size.Shares, bpf.ShapectlMapLeases: size.Leases,
@@ -253,7 +256,7 @@ func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: (s.hook.LineMask + 1) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
-		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0,
+		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0, Marks: s.hook.Scan == uint32(bpf.AbiScanSCAN_MARKS),
 	}
 }
 
