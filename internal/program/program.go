@@ -3,7 +3,9 @@
 package program
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -99,17 +101,24 @@ func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	return nil
 }
 
-// Build identifies the program of this build by its hash.
+// Build identifies the programs of this build by a hash of their code and of what that refers to. To parse the rest of the object
+// takes several ms.
 var Build = sync.OnceValues(func() (id [16]byte, err error) {
-	spec, err := bpf.Spec()
+	object, err := elf.NewFile(bytes.NewReader(bpf.Object()))
 	if err != nil {
-		return id, err
+		return id, fmt.Errorf("read the built-in program: %w", err)
 	}
 	hash := sha256.New()
-	for _, name := range []string{Name, bpf.ShapectlProgClimb} {
-		if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+	isCode := func(s *elf.Section) bool { return s.Flags&elf.SHF_EXECINSTR != 0 }
+	for _, s := range object.Sections {
+		if !isCode(s) && !(s.Type == elf.SHT_REL && isCode(object.Sections[s.Info])) {
+			continue
+		}
+		text, err := s.Data()
+		if err != nil {
 			return id, fmt.Errorf("read the built-in program: %w", err)
 		}
+		hash.Write(text)
 	}
 	copy(id[:], hash.Sum(nil))
 	return id, nil
