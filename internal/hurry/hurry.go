@@ -17,7 +17,7 @@ const (
 	Number  = "7563376"
 	relaxed = "0"
 	// many is the smallest number of programs for which commands do that.
-	many = 8
+	many = 2
 )
 
 // A haste is the file that makes the kernel expedite grace periods.
