@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
+	spec "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -51,7 +51,7 @@ func parse(stdin []byte) (c network, result *current.Result, err error) {
 		return c, nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not valid", err.Error())
 	}
 	if c.RawPrevResult != nil {
-		if err = version.ParsePrevResult(&c.PluginConf); err == nil {
+		if err = spec.ParsePrevResult(&c.PluginConf); err == nil {
 			result, err = current.NewResultFromResult(c.PrevResult)
 		}
 	}
@@ -93,10 +93,8 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 	return p
 }
 
-// inNamespace writes the namespace of a pod into the name of a pool.
-func (p pod) inNamespace(s string) string { return strings.ReplaceAll(s, "{namespace}", p.ns) }
-
-// limits returns the rules of a pod on a host's device, and the pools that they need. Notices say what differs from what is asked for.
+// limits returns the pools that a pod may need, and its rules on a host's device; nil for none. Notices say what differs from what
+// is asked for.
 func (c *network) limits(p pod, device string) (tables []policy.Table, notices []string, err error) {
 	asked := c.bandwidth
 	if asked.IngressRate|asked.IngressBurst|asked.EgressRate|asked.EgressBurst == 0 {
@@ -104,14 +102,17 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 	}
 	shaped := append(slices.Clip(c.ShapedSubnets), c.RuntimeConfig.Bandwidth.ShapedSubnets...)
 	unshaped := append(slices.Clip(c.UnshapedSubnets), c.RuntimeConfig.Bandwidth.UnshapedSubnets...)
-	if len(shaped) > 0 && len(unshaped) > 0 {
+	switch {
+	case len(shaped) > 0 && len(unshaped) > 0:
 		return nil, nil, errors.New("shapedSubnets and unshapedSubnets exclude each other; leave one of them out")
+	case len(shaped) == 0:
+		shaped = []string{policy.Any}
 	}
 	var pools []policy.Rule
 	for _, side := range []struct {
 		name        string
 		direction   policy.Direction
-		match       policy.Match // what the pod talks to: a pod may forge its own address
+		match       policy.Match // of what the pod talks to: it may forge its own address
 		rate, burst uint64
 		options
 	}{
@@ -124,73 +125,85 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 		if side.rate == 0 && len(side.options) == 0 {
 			continue
 		}
-		owner := policy.Owner{Device: device, Direction: side.direction}
-		limit := policy.Limit{Rate: policy.MaxRate, Owner: owner, Note: p.note}
-		if side.rate != 0 {
-			limit.Rate = max(policy.Rate(side.rate), policy.MinRate)
-			if burst := max(side.burst/8, policy.MinCapacity); side.burst > 0 && side.burst < noBurst {
-				limit.Capacity.Set(fmt.Sprintf("%db", burst))
-			}
-			if limit.Rate != policy.Rate(side.rate) {
-				notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate: the pod gets 8 kbit/s", side.name, side.rate))
+		limit, err := p.limit(side.options)
+		switch {
+		case side.rate != 0:
+			limit.Rate = policy.Rate(side.rate)
+		case limit.Rate == 0:
+			limit.Rate = policy.MaxRate // only the pools above limit it
+		}
+		if limit.Rate < policy.MinRate {
+			limit.Rate = policy.MinRate
+			notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", side.name, side.rate))
+		}
+		if side.burst > 0 && side.burst < noBurst {
+			bytes := max(side.burst/8, policy.MinCapacity)
+			limit.Capacity.Set(fmt.Sprintf("%db", bytes))
+			if bytes != side.burst/8 {
+				notices = append(notices, fmt.Sprintf("%sBurst %d is below one full packet; the pod gets %d bits", side.name, side.burst, 8*bytes))
 			}
 		}
-		pool, err := p.pool(limit, owner.String(), side.options)
+		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, p.note
+		var pool policy.Rule
+		if err == nil {
+			pool, err = limit.Pool(limit.Owner.String())
+		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", side.name, err)
 		}
 		pools = append(pools, pool)
-		t := policy.Table{Device: device, Direction: side.direction, Match: side.match}
-		add := func(l policy.Limit, networks ...string) error {
-			for _, written := range networks {
-				prefixes, err := policy.ParseNetworks(written)
-				for _, prefix := range prefixes {
-					var r policy.Rule
-					if r, err = l.Rule(prefix); err != nil {
-						break
-					}
-					t.Rules = append(t.Rules, r)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		if len(shaped) == 0 {
-			shaped = []string{policy.Any}
-		}
-		err = add(policy.Limit{Within: policy.Within(pool.Label.Name), Name: p.name, Note: p.note}, shaped...)
-		if err == nil {
-			err = add(policy.Limit{Rate: policy.Unlimited, Name: p.name, Note: p.note}, unshaped...)
-		}
-		if err != nil {
+		rules, err := p.rules(policy.Limit{Within: policy.Within(pool.Label.Name)}, shaped)
+		exempt, err2 := p.rules(policy.Limit{Rate: policy.Unlimited}, unshaped)
+		if err := cmp.Or(err, err2); err != nil {
 			return nil, nil, err
 		}
-		policy.SortRules(t.Rules)
-		t.Rules = slices.CompactFunc(t.Rules, func(a, b policy.Rule) bool { return a.Prefix == b.Prefix })
-		tables = append(tables, t)
+		rules = append(exempt, rules...)
+		policy.SortRules(rules)
+		rules = slices.CompactFunc(rules, func(a, b policy.Rule) bool { return a.Prefix == b.Prefix })
+		tables = append(tables, policy.Table{Device: device, Direction: side.direction, Match: side.match, Rules: rules})
 	}
 	if tables == nil {
 		return nil, nil, nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
-		pool, err := p.pool(policy.Limit{Note: c.note()}, p.inNamespace(name), c.Pools[name])
+	for name, options := range c.Pools {
+		limit, err := p.limit(options)
+		limit.Note = c.note()
+		var pool policy.Rule
+		if err == nil {
+			pool, err = limit.Pool(p.inNamespace(name))
+		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("pool %q: %w", name, err)
 		}
 		pools = append(pools, pool)
 	}
 	policy.SortRules(pools)
-	return append(tables, policy.Table{Rules: pools}), notices, nil
+	return append([]policy.Table{{Rules: pools}}, tables...), notices, nil
 }
 
-// pool makes a pool from a limit and options.
-func (p pod) pool(l policy.Limit, name string, o options) (policy.Rule, error) {
-	for _, key := range slices.Sorted(maps.Keys(o)) {
-		if err := l.Set(key, p.inNamespace(o[key])); err != nil {
-			return policy.Rule{}, err
+// inNamespace writes the namespace of a pod into the name of a pool.
+func (p pod) inNamespace(s string) string { return strings.ReplaceAll(s, "{namespace}", p.ns) }
+
+// limit makes a limit of options.
+func (p pod) limit(o options) (l policy.Limit, err error) {
+	for key, value := range o {
+		err = cmp.Or(err, l.Set(key, p.inNamespace(value)))
+	}
+	return l, err
+}
+
+// rules gives networks a limit each.
+func (p pod) rules(l policy.Limit, networks []string) (rules []policy.Rule, err error) {
+	l.Name, l.Note = p.name, p.note
+	for _, text := range networks {
+		prefixes, err := policy.ParseNetworks(text)
+		for _, prefix := range prefixes {
+			r, failed := l.Rule(prefix)
+			rules, err = append(rules, r), cmp.Or(err, failed)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return l.Pool(name)
+	return rules, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
+	spec "github.com/containernetworking/cni/pkg/version"
 	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
@@ -25,8 +25,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// build is set by the Makefile.
-var build = "dev"
+// version is set by the Makefile.
+var version = "dev"
 
 // patience is how long to wait for other commands: less than runtimes wait for a plugin.
 const patience = 90 * time.Second
@@ -34,7 +34,7 @@ const patience = 90 * time.Second
 func main() {
 	debug.SetGCPercent(-1) // it ends soon
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: status},
-		version.VersionsStartingFrom("0.3.0"), "CNI plugin shapectl-cni "+build)
+		spec.VersionsStartingFrom("0.3.0"), "CNI plugin shapectl-cni "+version)
 }
 
 // where says where rules are. Inside `ip netns exec` these are the pins outside.
@@ -99,18 +99,37 @@ func hostDevice(result *current.Result, args *skel.CmdArgs) (string, error) {
 	return dev.Name, nil
 }
 
-// limit brings the rules of a pod into force.
+// limit brings the rules of a pod into force: at once where there are none, also while another change is pending.
 func limit(tables []policy.Table) error {
 	n, err := loader.WriteFirst(where())
 	if err != nil {
 		return err
 	}
 	defer n.Close()
+	if err := dropOld(n, tables[1].Device); err != nil {
+		return err
+	}
 	done, err := n.ApplyNew(tables, tables, nil)
-	if err == nil && len(done) < len(tables)-1 { // a policy has rules for the device already
+	if err == nil && len(done) < len(tables)-1 { // a policy, or the same attachment, has rules for the device
 		_, err = n.Put(loader.ApplyOptions{}, tables...)
 	}
 	return err
+}
+
+// dropOld removes pools that a deleted device has left, if a pod's device has its name now.
+func dropOld(n *loader.Namespace, device string) error {
+	pools := n.Pools()
+	defer pools.Close()
+	if pools.Set == nil || !slices.ContainsFunc([]policy.Direction{policy.Egress, policy.Ingress}, func(d policy.Direction) bool {
+		_, found := pools.Set.Find(policy.PoolKey(policy.Owner{Device: device, Direction: d}.String()))
+		return found
+	}) {
+		return nil
+	}
+	if err := n.Collect(nil); err != nil {
+		return err
+	}
+	return n.DropPools(func(p policy.Rule) bool { return p.Label.Owner.Device == device })
 }
 
 func del(args *skel.CmdArgs) error {
@@ -185,7 +204,7 @@ func check(args *skel.CmdArgs) error {
 		return err
 	}
 	defer n.Close()
-	for _, t := range tables[:len(tables)-1] {
+	for _, t := range tables[1:] {
 		h, err := n.Find(t.Device, t.Direction)
 		if err != nil {
 			return err
