@@ -201,9 +201,9 @@ veth1 ingress by dst 10.0.0.0/8:  NAME
 veth1 ingress by dst ::/0: veth1 ingress NAME`, "", ""},
 		{"pools", `"ingress": {"within": "ns {namespace}", "guarantee": "2mbit", "share": "flow", "excess": "ecn"},
 			"pools": {"node": {"rate": "1gbit", "share": "member"}, "ns {namespace}": {"rate": "100mbit", "within": "node"}, "other": {"rate": "1mbit"}}`, `
-pool ns shop: 100mbit cni net capacity=3750000b within=node excess=drop
 pool veth1 egress: 400gbit NOTE capacity=15000000000b within=ns shop guarantee=2mbit share=flow excess=ecn
 pool node: 1gbit cni net capacity=37500000b share=member excess=drop
+pool ns shop: 100mbit cni net capacity=3750000b within=node excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
 		{"no such pool", `"ingress": {"within": "nowhere"}`, "", "", "there is no such pool"},
