@@ -21,9 +21,7 @@ import (
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
-	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -35,8 +33,6 @@ const patience = 90 * time.Second
 
 func main() {
 	debug.SetGCPercent(-1) // it ends soon
-	go program.Build()     // which takes a moment, as does Layout
-	go maps.Layout()
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: status},
 		spec.VersionsStartingFrom("0.3.0"), "CNI plugin shapectl-cni "+version)
 }
