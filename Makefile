@@ -35,7 +35,7 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit test-go test-bench test-netns test-units race test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
+.PHONY: all demo test test-unit test-go test-bench test-netns test-units race test-cni test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
 
 all: ## build bin/shapectl and bin/shapectl-cni (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(dir $(BIN)) ./cmd/...
@@ -69,6 +69,10 @@ test-units: all ## the systemd units, under a systemd of their own in namespaces
 
 test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
 	@scripts/kernels-test.sh
+
+test-cni: all ## the integration tests of the reference CNI plugins, with shapectl-cni in place of bandwidth (root)
+	@scripts/need.sh 'make test-cni' ip=iproute2
+	@scripts/cni-suite.sh
 
 test-packages: ## the packages: built twice, installed, upgraded under traffic, removed (root)
 	@scripts/packages-test.sh
