@@ -110,9 +110,17 @@ func limit(tables []policy.Table) error {
 		return err
 	}
 	done, err := n.ApplyNew(tables, tables, nil)
-	if err == nil && len(done) < len(tables)-1 { // a policy, or the same attachment, has rules for the device
-		_, err = n.Put(loader.ApplyOptions{}, tables...)
+	if err != nil || len(done) == len(tables)-1 {
+		return err
 	}
+	// A policy, or the same attachment, has rules for the device. Pools of others stay as they are.
+	pools := n.Pools()
+	defer pools.Close()
+	tables[0].Rules = slices.DeleteFunc(tables[0].Rules, func(p policy.Rule) bool {
+		_, found := pools.Set.Find(p.Prefix)
+		return found && p.Label.Owner.Device == ""
+	})
+	_, err = n.Put(loader.ApplyOptions{}, tables...)
 	return err
 }
 

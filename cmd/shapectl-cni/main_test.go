@@ -177,6 +177,69 @@ func TestSameDevice(t *testing.T) {
 	r.run("CHECK", limits, p, "")
 }
 
+// While a policy is not confirmed, pods come and go, and its revert concerns none of them.
+func TestPending(t *testing.T) {
+	r := newRig(t)
+	before, p := r.pod(1), r.pod(2)
+	r.run("ADD", limits, before, "")
+	testenv.Veth(t, "va", "vb")
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs})
+	testenv.Must(t, err)
+	tables, err := n.Tables(loader.Attached)
+	testenv.Must(t, err)
+	pool, err := policy.Limit{Rate: 2e9}.Pool("uplink")
+	testenv.Must(t, err)
+	rule, err := policy.Limit{Within: "uplink"}.Rule(policy.Everything[0])
+	testenv.Must(t, err)
+	tables[0].Rules = append(tables[0].Rules, pool)
+	policy.SortRules(tables[0].Rules)
+	tables = append(tables, policy.Table{Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule}})
+	policy.SortTables(tables)
+	_, err = n.Apply(tables, loader.ApplyOptions{Confirm: time.Minute})
+	n.Close()
+	testenv.Must(t, err)
+	r.run("ADD", limits, p, "")
+	r.run("DEL", limits, before, "")
+	n, err = loader.Write(loader.Options{BPFFS: r.bpffs})
+	testenv.Must(t, err)
+	_, err = n.Rollback()
+	n.Close()
+	testenv.Must(t, err)
+	if got := r.tables(); strings.Count(got, p.name) != 6 || strings.Contains(got, before.name) || strings.Contains(got, "uplink") {
+		t.Errorf("in force is\n%s", got)
+	}
+	r.run("DEL", limits, p, "")
+	r.wantEmpty()
+}
+
+// Pools of a node are as somebody changes them, also if ADD comes again, and go with the last pod.
+func TestNodePool(t *testing.T) {
+	r := newRig(t)
+	conf := func(rate string) string {
+		return `"ingress": {"rate": "` + rate + `", "within": "node"}, "pools": {"node": {"rate": "1gbit"}}`
+	}
+	p, q := r.pod(1), r.pod(2)
+	r.run("ADD", conf("1mbit"), p, "")
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs})
+	testenv.Must(t, err)
+	pool, err := policy.Limit{Rate: 2e9, Note: "cni net"}.Pool("node")
+	testenv.Must(t, err)
+	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: []policy.Rule{pool}})
+	n.Close()
+	testenv.Must(t, err)
+	r.run("ADD", conf("1mbit"), q, "")
+	r.run("ADD", conf("3mbit"), p, "")
+	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || !strings.Contains(got, "pool veth1 egress: 3mbit") {
+		t.Errorf("in force is\n%s", got)
+	}
+	r.run("DEL", conf("1mbit"), p, "")
+	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || strings.Contains(got, "veth1") {
+		t.Errorf("in force is\n%s", got)
+	}
+	r.run("DEL", conf("1mbit"), q, "")
+	r.wantEmpty()
+}
+
 func TestConfigurations(t *testing.T) {
 	r := newRig(t)
 	p := r.pod(1)
