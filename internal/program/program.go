@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"unsafe"
 
@@ -114,11 +115,9 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 		if !isCode(s) && !(s.Type == elf.SHT_REL && isCode(object.Sections[s.Info])) {
 			continue
 		}
-		text, err := s.Data()
-		if err != nil {
+		if _, err := io.Copy(hash, s.Open()); err != nil {
 			return id, fmt.Errorf("read the built-in program: %w", err)
 		}
-		hash.Write(text)
 	}
 	copy(id[:], hash.Sum(nil))
 	return id, nil
