@@ -69,9 +69,14 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
 		return nil, err
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
+	options := ebpf.CollectionOptions{MapReplacements: store.Replacements()}
+	collection, err := ebpf.NewCollectionWithOptions(spec, options)
 	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, fmt.Errorf("load the program: conntrack tells hosts behind NAT apart, and this kernel lacks it; load the module nf_conntrack: %w", err)
+		netinfo.LoadConntrack()
+		collection, err = ebpf.NewCollectionWithOptions(spec, options)
+	}
+	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, fmt.Errorf("load the program: nat is %w without conntrack; load the module nf_conntrack, or leave nat out", ebpf.ErrNotSupported)
 	}
 	if err != nil {
 		var refused *ebpf.VerifierError

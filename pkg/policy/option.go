@@ -272,8 +272,8 @@ var Options = []*Option{
 		check: checkShare,
 	}),
 	same(func(l *Limit) *Switch { return &l.NAT }, func(r *Rule) *Switch { return (*Switch)(&r.NAT) }, Option{
-		Name: "nat", Help: "hosts are those behind NAT",
-		Doc:   "`true`: the hosts of `each` and `share` are those [behind the NAT](../for/line.md#behind-nat) of this host, by their own addresses",
+		Name: "nat", LimitedOnly: true, Help: "hosts are those behind NAT",
+		Doc:   "the hosts of `each` and `share` are those [behind NAT](../for/line.md#behind-nat): `true` or `false`",
 		needs: []need{{option: "share", met: (*Rule).tellsHosts, why: "without hosts to tell apart; add each host or share host, or leave it out"}},
 	}),
 	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
