@@ -342,11 +342,13 @@ func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (
 	} else {
 		s.Marks = h.Set.Marks()
 	}
-	if found {
+	switch {
+	case found && p.Flow == nil:
 		address = netip.Addr{} // it may be any
-	} else if address.IsValid() {
+	case found:
+	case address.IsValid():
 		e, found = h.Set.Match(address)
-	} else {
+	default:
 		e, found, same = h.Set.MatchAny(p.ipv6())
 	}
 	s.Undecided = !same

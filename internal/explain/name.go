@@ -37,13 +37,17 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, own, names [
 			if !slices.Contains(own, within) {
 				own = append(own, within)
 			}
-			q.Network, q.Routes = e.Prefix, routes && !policy.IsMark(e.Prefix)
-			if policy.IsMark(e.Prefix) {
+			isMark := policy.IsMark(e.Prefix)
+			q.Network, q.Routes = e.Prefix, routes && !isMark
+			switch {
+			case q.Flow != nil:
+				if q.Address = q.Flow.Far(h.Match()); !isMark && !e.Prefix.Contains(q.Address) {
+					continue
+				}
+			case isMark:
 				q.Address = outside(false)
-			} else if q.Flow == nil {
+			default:
 				q.Address = example(h, e.Prefix)
-			} else if q.Address = q.Flow.Far(h.Match()); !e.Prefix.Contains(q.Address) {
-				continue
 			}
 			questions = append(questions, q)
 		}

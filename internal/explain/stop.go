@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -41,7 +40,7 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 		judgeRule(&out, p, s)
 	}
 	if s.Marks != nil && out.Note == "" {
-		out.Note = "packets with " + markList(s.Marks) + " meet the rules for these instead"
+		out.Note = "packets with a mark or VLAN may meet other rules: " + markList(s.Marks)
 	}
 	judgePath(&out, p.Netns, s)
 	return out
@@ -49,17 +48,16 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 
 // markList lists the first few marks and VLANs.
 func markList(marks []netip.Prefix) string {
+	const few = 3
 	var list []string
-	for i, p := range marks {
-		if i == fewMarks {
-			return strings.Join(list, ", ") + fmt.Sprintf(" or %d others", len(marks)-fewMarks)
-		}
+	for _, p := range marks[:min(len(marks), few)] {
 		list = append(list, policy.CIDR(p))
 	}
-	return strings.Join(list, " or ")
+	if more := len(marks) - len(list); more > 0 {
+		list = append(list, plain.Count(uint64(more), "other"))
+	}
+	return plain.List(list)
 }
-
-const fewMarks = 3
 
 // judgePath says what is attached, and how that affects the packets of the rule.
 func judgePath(out *report.Stop, netns string, s *Stop) {

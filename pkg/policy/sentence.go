@@ -122,16 +122,17 @@ func (r Rule) subject(match Match) string {
 	if r.Label.Name != "" {
 		where += fmt.Sprintf(" (%q)", r.Label.Name)
 	}
-	each, in, of := r.Each.Canonical(r.Prefix), " in ", " of "
+	each, in, of, by := r.Each.Canonical(r.Prefix), " in ", " of ", map[Match]string{MatchDst: " to ", MatchSrc: " from "}[match]
+	if IsMark(r.Prefix) {
+		in, of, by = " with ", " with ", " with "
+	}
 	if r.NAT {
-		in = " behind NAT" + map[Match]string{MatchDst: " to ", MatchSrc: " from "}[match]
+		in = " behind NAT" + by
 		of = in
 	}
 	switch {
-	case each.Kind == EachFlow && match == MatchDst:
-		return "each flow to " + where
 	case each.Kind == EachFlow:
-		return "each flow from " + where
+		return "each flow" + by + where
 	case single && !r.NAT || r.Rate == Unlimited:
 		return where
 	case each.Kind == EachHost:
