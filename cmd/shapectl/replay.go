@@ -296,6 +296,8 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
 	case bool(o.limit.NAT):
 		return l, errors.New("a trace does not tell which hosts are behind NAT; leave --nat out")
+	case slices.ContainsFunc(networks, policy.IsMark):
+		return l, errors.New("a trace does not tell of marks and VLANs; name a network instead")
 	case !in.Addressed:
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
@@ -366,15 +368,19 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
 	l.Pools = poolsAbove(l.Rules, policy.Table{Rules: append(f.Pools().Rules, own...)})
-	nat := false
+	nat, marks := false, false
 	for _, rules := range [][]policy.Rule{l.Rules, l.Pools} {
 		for i := range rules {
 			nat, rules[i].NAT = nat || rules[i].NAT, false
+			marks = marks || policy.IsMark(rules[i].Prefix)
 			rules[i].Cluster, rules[i].Adapt = policy.Cluster{}, policy.Adapt{}
 		}
 	}
 	if nat {
 		e.say("shapectl: replay: hosts have their addresses of the trace, which does not tell of NAT")
+	}
+	if marks {
+		e.say("shapectl: replay: rules for marks and VLANs match nothing, because a trace does not tell of these")
 	}
 	return l, nil
 }

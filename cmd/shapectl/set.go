@@ -25,7 +25,8 @@ func setCommand(e *env) *cobra.Command {
 new rate, a burst or queue lasts as long as before; one below the default stays below it. With colours, burst sizes other
 than the default stay. A rule whose limit changes follows its plan no longer.
 
-any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
+any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate. CIDR may also be mark:0x10, for
+packets with a mark of nftables, or vlan:12. These rules are for both families, and decide before those for addresses.
 
 NAME is the exact name of something that is there. All of it changes at one moment:
 
