@@ -75,7 +75,9 @@ func TestMarksOfTraffic(t *testing.T) {
 			t.Errorf("%s: %s, want %s", hook, got, want)
 		}
 	}
-	listens.tells(0, "an event of the mark", func(e report.Event) bool { return e.Network == "mark:0x10" && e.Name == "marked" && e.Address == "10.9.0.2" })
+	listens.tells(0, "an event of the mark", func(e report.Event) bool {
+		return e.Network == "mark:0x10" && e.Name == "marked" && e.Address == "10.9.0.2"
+	})
 	file := t.TempDir() + "/policy.yaml"
 	policy := r.ok("export")
 	testenv.Must(t, os.WriteFile(file, []byte(policy), 0o600))
