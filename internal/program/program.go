@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -37,13 +38,15 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := load(spec, Name, store, kind)
+	f := Kind(kind.Kind).Family()
+	maps := f.maps(store)
+	p, err := load(spec, f.program, maps, kind)
 	if err != nil {
 		return nil, err
 	}
-	climb, err := load(spec, bpf.ShapectlProgClimb, store, kind)
+	climb, err := load(spec, f.climb, maps, kind)
 	if err == nil {
-		if err = store.Replacements()[bpf.ShapectlMapPrograms].Put(kind.Kind, climb); err != nil {
+		if err = maps[bpf.ShapectlMapPrograms].Put(kind.Kind, climb); err != nil {
 			err = fmt.Errorf("put a program in place: %w", err)
 		}
 		climb.Close()
@@ -56,16 +59,16 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 }
 
 // load loads one of the programs of the object.
-func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
+func load(spec *ebpf.CollectionSpec, name string, maps map[string]*ebpf.Map, kind bpf.AbiHook) (*ebpf.Program, error) {
 	spec = spec.Copy()
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-	for name, m := range store.Replacements() {
+	for name, m := range maps {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
 	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
 		return nil, err
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
@@ -106,9 +109,11 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 		return id, err
 	}
 	hash := sha256.New()
-	for _, name := range []string{Name, bpf.ShapectlProgClimb} {
-		if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
-			return id, fmt.Errorf("read the built-in program: %w", err)
+	for _, f := range Families {
+		for _, name := range []string{f.program, f.climb} {
+			if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+				return id, fmt.Errorf("read the built-in program: %w", err)
+			}
 		}
 	}
 	copy(id[:], hash.Sum(nil))
@@ -150,19 +155,55 @@ const (
 	ingress Kind = 1 << iota
 	matchSrc
 	noLinkHeader
+	cgroup
 	Kinds // the number of kinds: KINDS of abi.h
 )
 
-// KindOf returns the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
-func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
+// A Family is the kinds whose programs have the same type, which those in one map of programs must have.
+type Family struct {
+	Pin            string // of the map of programs that hooks call
+	program, climb string // of the object
+	maps           func(*maps.Store) map[string]*ebpf.Map
+	spec           ebpf.ProgramSpec
+	before         asm.Instructions // of the program of a hook
+	next           int32            // what that returns if it can call none
+}
+
+// Families are the families, by the name of their pin.
+var Families = [...]*Family{
+	{
+		Pin: "kinds", program: Name, climb: bpf.ShapectlProgClimb, maps: (*maps.Store).Replacements,
+		spec: ebpf.ProgramSpec{Type: ebpf.SchedCLS}, next: -1, // TCX_NEXT
+	},
+	{
+		Pin: "kinds-cgroup", program: bpf.ShapectlProgShapectlCgroup, climb: bpf.ShapectlProgClimbCgroup, maps: (*maps.Store).OfCgroups,
+		spec: ebpf.ProgramSpec{Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetEgress}, next: 1,
+		before: asm.Instructions{ // local traffic passes: every namespace has its loopback device at this index
+			asm.LoadMem(asm.R2, asm.R1, ifindexInSKB, asm.Word),
+			asm.JEq.Imm(asm.R2, netinfo.Loopback, "next"),
+		},
+	},
+}
+
+// Family is that of the kind.
+func (k Kind) Family() *Family { return Families[k&cgroup/cgroup] }
+
+// FamilyOf is that of the hooks of a device.
+func FamilyOf(index int) *Family { return KindOf(0, 0, netinfo.Device{Index: index}).Family() }
+
+// KindOf returns the kind of hooks of a device. Its packets have a link header of 14 bytes, or none.
+func KindOf(d policy.Direction, match policy.Match, dev netinfo.Device) (k Kind) {
 	if d == policy.Ingress {
 		k |= ingress
 	}
 	if match == policy.MatchSrc {
 		k |= matchSrc
 	}
-	if l2Bytes == 0 {
+	if dev.L2Bytes == 0 {
 		k |= noLinkHeader
+	}
+	if dev.IsCgroup() {
+		k |= cgroup
 	}
 	return k
 }
@@ -173,6 +214,7 @@ func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
 	if k&noLinkHeader != 0 {
 		of.L2Bytes = 0
 	}
+	of.AddsHeaders = uint32(k & (ingress | cgroup))
 	return of
 }
 
@@ -198,23 +240,27 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
 	}
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: Name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Imm32(asm.R2, int32(view)),
-			asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
-			asm.LoadMapPtr(asm.R2, kinds.FD()),
-			asm.Mov.Imm(asm.R3, int32(kind)),
-			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
-			asm.Return(),
-		},
-	})
+	f := kind.Family()
+	spec := f.spec
+	spec.Name, spec.License = Name, "Dual BSD/GPL"
+	spec.Instructions = append(slices.Clone(f.before),
+		asm.Mov.Imm32(asm.R2, int32(view)),
+		asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
+		asm.LoadMapPtr(asm.R2, kinds.FD()),
+		asm.Mov.Imm(asm.R3, int32(kind)),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, f.next).WithSymbol("next"),
+		asm.Return(),
+	)
+	p, err := ebpf.NewProgram(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("load the program of a hook: %w", err)
 	}
 	return p, nil
 }
 
-// viewInSKB is the offset of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.
-const viewInSKB = 48 + 4*4
+// These are the offsets of ifindex and of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.
+const (
+	ifindexInSKB = 40
+	viewInSKB    = 48 + 4*4
+)
