@@ -159,6 +159,8 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
+	var cgroups netinfo.CgroupArrivals
+	defer cgroups.Close()
 	r.failed, r.warned, r.waits = map[int]netinfo.Device{}, map[string]bool{}, map[string]bool{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
@@ -172,7 +174,11 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if err != nil {
 			return err
 		}
-		waiting = append(waiting, fresh...)
+		made, removed, err := cgroups.Take(r.policy.Cgroups())
+		if err != nil {
+			r.warnOnce(err)
+		}
+		waiting, deleted = slices.Concat(waiting, fresh, made), deleted || removed
 		if due {
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
@@ -233,6 +239,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-again:
 		case <-sweeps.C:
 			due = true
+		case <-cgroups.More():
+			sleep(ctx, settle)
 		case <-arrivals.More():
 			sleep(ctx, settle)
 		case <-r.hosts.More():
