@@ -451,8 +451,8 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policy.IsCgroup(name) {
-		if err := policy.CheckCgroup(name); err != nil {
-			return inputError(err)
+		if _, err := netinfo.DeviceByName(name); err != netinfo.ErrNoDevice {
+			return missingf("%s: %w", plain.Line(name), err)
 		}
 		return missingf("there is no cgroup of %s now; one exists while its processes run, and 'systemd-cgls' lists all; a policy with this name limits it whenever it starts", plain.Line(name))
 	}

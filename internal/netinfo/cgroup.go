@@ -2,12 +2,14 @@ package netinfo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -43,8 +45,11 @@ func OpenCgroup(name string) (*os.File, Device, error) {
 		return nil, Device{}, err
 	}
 	dir, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrNoDevice
+	}
 	if err != nil {
-		return nil, Device{}, fmt.Errorf("%w: %w", ErrNoDevice, err)
+		return nil, Device{}, err
 	}
 	var st unix.Stat_t // the id is the number of the inode
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -173,16 +178,18 @@ func findWithID(mount, id string) string {
 
 // CgroupArrivals follows cgroups as they are made and removed. The zero value watches nothing yet.
 type CgroupArrivals struct {
-	names []string
 	known map[string]int // indexes, by name
 	watch *os.File       // inotify
 	more  chan struct{}
+
+	mu    sync.Mutex
+	names []string
+	found []Device // with these names
 }
 
-// Take returns those of the names that are new since the last Take, and whether one is gone.
+// Take returns those of the names, which are sorted, that are new since the last Take, and whether one is gone.
 func (c *CgroupArrivals) Take(names []string) (fresh []Device, gone bool, err error) {
-	if len(names) == 0 {
-		c.Close()
+	if len(names) == 0 && c.watch == nil {
 		return nil, false, nil
 	}
 	if c.watch == nil {
@@ -190,8 +197,13 @@ func (c *CgroupArrivals) Take(names []string) (fresh []Device, gone bool, err er
 			return nil, false, err
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Equal(names, c.names) {
+		c.names, c.found = names, Cgroups(names)
+	}
 	now := map[string]int{}
-	for _, d := range Cgroups(names) {
+	for _, d := range c.found {
 		if now[d.Name] = d.Index; c.known[d.Name] != d.Index {
 			fresh = append(fresh, d)
 		}
@@ -211,7 +223,6 @@ func (c *CgroupArrivals) Close() {
 	if c.watch != nil {
 		c.watch.Close()
 	}
-	*c = CgroupArrivals{}
 }
 
 // begin watches all directories of cgroups, also those that are made later.
@@ -224,8 +235,7 @@ func (c *CgroupArrivals) begin() error {
 	if err != nil {
 		return fmt.Errorf("follow the cgroups: %w", err)
 	}
-	watch, more := os.NewFile(uintptr(fd), "inotify"), make(chan struct{}, 1)
-	c.watch, c.more = watch, more
+	c.watch, c.more = os.NewFile(uintptr(fd), "inotify"), make(chan struct{}, 1)
 	look := func() {
 		filepath.WalkDir(mount, func(path string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() { // before it is read, so that none in it is missed
@@ -235,14 +245,23 @@ func (c *CgroupArrivals) begin() error {
 		})
 	}
 	look()
-	go func() {
+	go func() { // here, because a runtime that is asked for a container may take a while
 		for buffer := make([]byte, 1<<16); ; {
-			if _, err := watch.Read(buffer); err != nil {
+			if _, err := c.watch.Read(buffer); err != nil {
 				return
 			}
 			look()
+			c.mu.Lock()
+			names := c.names
+			c.mu.Unlock()
+			found := Cgroups(names)
+			c.mu.Lock()
+			if slices.Equal(names, c.names) {
+				c.found = found
+			}
+			c.mu.Unlock()
 			select {
-			case more <- struct{}{}:
+			case c.more <- struct{}{}:
 			default:
 			}
 		}

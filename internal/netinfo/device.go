@@ -139,7 +139,7 @@ func DeviceAt(name string, index int) (Device, bool, error) {
 	if !IsCgroup(index) {
 		return DeviceByIndex(index)
 	}
-	d, err := cgroupByName(name)
+	d, err := DeviceByName(name)
 	if err != nil || d.Index != index {
 		return Device{}, false, nil
 	}

@@ -168,13 +168,14 @@ func (f *File) Devices() (keys []string) {
 	return keys
 }
 
-// Cgroups are the cgroups that the file names.
+// Cgroups are the cgroups that the file names, sorted.
 func (f *File) Cgroups() (names []string) {
 	for name := range f.exactly {
 		if policy.IsCgroup(name) {
 			names = append(names, name)
 		}
 	}
+	slices.Sort(names)
 	return names
 }
 
