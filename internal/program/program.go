@@ -3,10 +3,13 @@
 package program
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"unsafe"
@@ -102,18 +105,21 @@ func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	return nil
 }
 
-// Build identifies the program of this build by its hash.
+// Build identifies the programs of this build by a hash of their code and of what that refers to. To parse the rest of the object
+// takes several ms.
 var Build = sync.OnceValues(func() (id [16]byte, err error) {
-	spec, err := bpf.Spec()
+	object, err := elf.NewFile(bytes.NewReader(bpf.Object()))
 	if err != nil {
-		return id, err
+		return id, fmt.Errorf("read the built-in program: %w", err)
 	}
 	hash := sha256.New()
-	for _, f := range Families {
-		for _, name := range []string{f.program, f.climb} {
-			if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
-				return id, fmt.Errorf("read the built-in program: %w", err)
-			}
+	isCode := func(s *elf.Section) bool { return s.Flags&elf.SHF_EXECINSTR != 0 }
+	for _, s := range object.Sections {
+		if !isCode(s) && !(s.Type == elf.SHT_REL && isCode(object.Sections[s.Info])) {
+			continue
+		}
+		if _, err := io.Copy(hash, s.Open()); err != nil {
+			return id, fmt.Errorf("read the built-in program: %w", err)
 		}
 	}
 	copy(id[:], hash.Sum(nil))
@@ -164,7 +170,8 @@ type Family struct {
 	Pin            string // of the map of programs that hooks call
 	program, climb string // of the object
 	maps           func(*maps.Store) map[string]*ebpf.Map
-	spec           ebpf.ProgramSpec
+	programType    uint32
+	attachTo       uint32           // the type of attachment that the programs are loaded for
 	before         asm.Instructions // of the program of a hook
 	next           int32            // what that returns if it can call none
 }
@@ -173,11 +180,11 @@ type Family struct {
 var Families = [...]*Family{
 	{
 		Pin: "kinds", program: Name, climb: bpf.ShapectlProgClimb, maps: (*maps.Store).Replacements,
-		spec: ebpf.ProgramSpec{Type: ebpf.SchedCLS}, next: -1, // TCX_NEXT
+		programType: unix.BPF_PROG_TYPE_SCHED_CLS, next: -1, // TCX_NEXT
 	},
 	{
 		Pin: "kinds-cgroup", program: bpf.ShapectlProgShapectlCgroup, climb: bpf.ShapectlProgClimbCgroup, maps: (*maps.Store).OfCgroups,
-		spec: ebpf.ProgramSpec{Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetEgress}, next: 1,
+		programType: unix.BPF_PROG_TYPE_CGROUP_SKB, attachTo: unix.BPF_CGROUP_INET_EGRESS, next: 1,
 		before: asm.Instructions{ // local traffic passes: every namespace has its loopback device at this index
 			asm.LoadMem(asm.R2, asm.R1, ifindexInSKB, asm.Word),
 			asm.JEq.Imm(asm.R2, netinfo.Loopback, "next"),
@@ -241,9 +248,8 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 		return nil, err
 	}
 	f := kind.Family()
-	spec := f.spec
-	spec.Name, spec.License = Name, "Dual BSD/GPL"
-	spec.Instructions = append(slices.Clone(f.before),
+	var code bytes.Buffer
+	err := append(slices.Clone(f.before),
 		asm.Mov.Imm32(asm.R2, int32(view)),
 		asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
 		asm.LoadMapPtr(asm.R2, kinds.FD()),
@@ -251,12 +257,30 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 		asm.FnTailCall.Call(),
 		asm.Mov.Imm(asm.R0, f.next).WithSymbol("next"),
 		asm.Return(),
-	)
-	p, err := ebpf.NewProgram(&spec)
+	).Marshal(&code, binary.LittleEndian)
 	if err != nil {
 		return nil, fmt.Errorf("load the program of a hook: %w", err)
 	}
-	return p, nil
+	// ebpf.NewProgram first reads all mounts, to find a BPF token, and loads programs to find out what the kernel can do.
+	attributes := struct { // union bpf_attr of linux/bpf.h
+		programType, count uint32
+		code, license      *byte
+		logAndVersion      [3]uint64
+		name               [16]byte
+		ifindex, attachTo  uint32
+	}{
+		programType: f.programType, count: uint32(code.Len() / asm.InstructionSize), code: &code.Bytes()[0],
+		license: unsafe.StringData("Dual BSD/GPL\x00"), attachTo: f.attachTo,
+	}
+	copy(attributes.name[:15], Name)
+	fd, errno := uintptr(0), unix.EAGAIN
+	for tries := 0; errno == unix.EAGAIN && tries < 30; tries++ { // a signal ends the verification
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes))
+	}
+	if errno != 0 {
+		return nil, fmt.Errorf("load the program of a hook: %w", errno)
+	}
+	return ebpf.NewProgramFromFD(int(fd))
 }
 
 // These are the offsets of ifindex and of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.

@@ -168,6 +168,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
+	news := false         // a cgroup was made or removed
 	due := true           // devices may have gone while no process watched
 	sweepAt := time.Now() // zero if nothing has gone
 	for ctx.Err() == nil {
@@ -175,22 +176,23 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if err != nil {
 			return err
 		}
-		made, removed, err := cgroups.Take(r.policy.Cgroups())
-		if err != nil {
-			r.warnOnce(err)
-		}
-		waiting, deleted = slices.Concat(waiting, fresh, made), deleted || removed
+		waiting = append(waiting, fresh...)
 		if due {
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
 		}
-		if r.file == "" && (due || len(waiting) > 0) {
+		if news = news || len(waiting) > 0; r.file == "" && (due || news) {
 			if err := r.adopt(); err != nil {
 				return err
 			}
-		} else if len(waiting) > 0 && versions(r.file, r.policy) != r.read {
+		} else if news && versions(r.file, r.policy) != r.read {
 			r.reload(ctx)
 		}
+		made, removed, err := cgroups.Take(r.policy.Cgroups())
+		if err != nil {
+			r.warnOnce(err)
+		}
+		waiting, deleted, news = append(waiting, made...), deleted || removed, false
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
 			return err
 		}
@@ -241,6 +243,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-sweeps.C:
 			due = true
 		case <-cgroups.More():
+			news = true
 			sleep(ctx, settle)
 		case <-arrivals.More():
 			sleep(ctx, settle)
