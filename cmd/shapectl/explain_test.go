@@ -396,64 +396,6 @@ func TestExplainNotInForce(t *testing.T) {
 	}
 }
 
-// The name of a device stands for its rules for any that have none, if there are no pools of its own.
-func TestExplainDevice(t *testing.T) {
-	r := newRig(t)
-	r.setRules("va egress any --rate 1mbit", "va egress 10.0.0.0/24 --rate 2mbit", "va ingress ::/0 --rate 3mbit --name alice")
-	if got := r.ok("explain", "va"); strings.Count(got, "(va), by va egress: a packet ") != 2 || strings.Contains(got, "2mbit") || strings.Contains(got, "3mbit") {
-		t.Errorf("explain va says\n%s", got)
-	}
-}
-
-func TestExplainRefuses(t *testing.T) {
-	r := newRig(t)
-	r.setRules("va egress 10.0.0.0/24 --rate 1mbit --name alice", "vb egress 10.0.1.0/24 --rate 1mbit --name va")
-	for _, c := range []struct{ args, says string }{
-		{"alcie", "no rule or pool has that name; did you mean 'shapectl explain alice'?"},
-		{"nobody", "it is not an address, and no rule or pool has that name; 'shapectl show' lists the names"},
-		{"vb alice", "no rule there has that name"},
-		{"va ingress alice", "no rule there has that name"},
-		{"nosuch0 alice", "no device nosuch0"},
-		{"alice --flow udp,192.0.2.1:1,10.0.1.8:2", "the flow goes from 192.0.2.1 to 10.0.1.8, and no rule with that name is for that; 'shapectl show alice' lists its rules"},
-		{"nobody egress --flow udp,192.0.2.1:1,10.0.1.8:2", "no egress rule has that name"},
-		{"va --flow udp,192.0.2.1:1,10.0.0.8:2", "the address is missing"},
-		{"", "the address is missing"},
-		{"va", "the address is missing; give one, such as 'shapectl explain va 10.0.0.7'"},
-		{"lo", "no rules on lo"},
-		{"vb ingress", "no ingress rules on vb"},
-		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
-		{"va egress", "the address is missing; give one, such as 'shapectl explain va egress 10.0.0.7'"},
-		{"alice ingress", "no ingress rule has that name"},
-		{"alcie egress", "no egress rule has that name; did you mean 'shapectl explain alice egress'?"},
-		{"egress ingress", `"ingress" is not an address`},
-		{"va sideways 10.0.0.7", "sideways"},
-		{"va egress 10.0.0.7 10.0.0.8", "takes"},
-		{"nosuch0 10.0.0.7", "no device nosuch0"},
-		{"nosuch0 ingress 10.0.0.7", "no device nosuch0"},
-		{"nosuch0 10.0.0.7 --flow udp,10.0.0.7,192.0.2.1", "no device nosuch0"},
-		{"va egress fe80::1%va", "fe80::1%va"},
-		{"va egress ::ffff:10.0.0.7", "::ffff:10.0.0.7"},
-		{"10.0.0.7 --bytes 0", "0 bytes"},
-		{"10.0.0.7 --bytes 16777216", "1 to 16777215"},
-		{"10.0.0.7 --flow udp", "udp"},
-		{"10.0.0.7 --flow udp,192.0.2.1:1,10.0.0.8:2", "10.0.0.7 is neither"},
-		{"va egress 192.0.2.1 --flow udp,192.0.2.1:1,10.0.0.8:2", "the flow's dst is 10.0.0.8"},
-	} {
-		r.refused(exitInput, c.says, append([]string{"explain"}, strings.Fields(c.args)...)...)
-	}
-}
-
-func TestExplainIsCompleted(t *testing.T) {
-	r := newRig(t)
-	r.setRules("va egress 10.0.0.7 --rate 1mbit --name alice")
-	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "egress\ningress\n"}} {
-		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), c.typed)
-		if got := r.run(args...); !strings.Contains(got.out, c.want) {
-			t.Errorf("%q: %q", args, got.out)
-		}
-	}
-}
-
 func TestExplainJSON(t *testing.T) {
 	r := newRig(t)
 	r.address("10.0.0.1/24")

@@ -425,9 +425,3 @@ devices:
 		t.Error(got)
 	}
 }
-
-// A MAC address is no network in a command line.
-func TestSetMAC(t *testing.T) {
-	r := newRig(t)
-	r.refused(exitInput, "is a MAC address; a policy can limit a host by it", "set", "va", "egress", tabletMAC, "--rate", "1mbit")
-}

@@ -194,47 +194,6 @@ func TestFirstRuleMounts(t *testing.T) {
 	}
 }
 
-func TestNamesOfDevices(t *testing.T) {
-	r := newRig(t)
-	for _, name := range []string{"eth0.100", "abcdefghijklmno", "a", "br-lan_1@x"} {
-		testenv.Veth(t, name, "p"+name[:min(len(name), 14)])
-		r.ok("set", name, "egress", "10.0.0.0/24", "--rate", "1mbit")
-		if rules := r.show(name); len(rules) != 1 || rules[0].Device != name {
-			t.Errorf("%s: %+v", name, rules)
-		}
-		r.ok("flush", name)
-	}
-	if pins := r.pins(); len(pins) > 0 {
-		t.Errorf("pins are left: %v", pins)
-	}
-}
-
-func TestAliases(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8mbit", "--capacity", "100kb")
-	for _, capacity := range []string{"--capacity", "--cbs", "--burst"} {
-		r.ok("set", "va", "egress", "10.0.1.0/24", "--cir", "8mbit", capacity, "100kb")
-		rules := r.show()
-		if len(rules) != 2 || rules[0].Rate != rules[1].Rate || rules[0].Capacity != rules[1].Capacity || rules[0].Capacity != 102400 {
-			t.Errorf("--cir and %s: %+v", capacity, rules)
-		}
-		r.ok("delete", "va", "egress", "10.0.1.0/24")
-	}
-}
-
-// hooks is what SHAPECTL_HOOK forces, and what show says.
-func TestHookIsForced(t *testing.T) {
-	r := newRig(t)
-	for hook, want := range map[string]string{"tcx": "tcx", "clsact": "clsact", "auto": "tcx", "": "tcx"} {
-		r.env["SHAPECTL_HOOK"] = hook
-		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-		if rules := r.show(); len(rules) != 1 || rules[0].Hook != want || !rules[0].Attached {
-			t.Errorf("SHAPECTL_HOOK=%s: %+v", hook, rules)
-		}
-		r.ok("flush", "va")
-	}
-}
-
 // All that the contract names is in the JSON of a rule, and numbers are integers.
 func TestJSONOfARule(t *testing.T) {
 	r := newRig(t)

@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -36,55 +35,6 @@ func (r *rig) result(cmd *exec.Cmd) result {
 		r.t.Fatal(e)
 	}
 	return result{out.String(), err.String(), cmd.ProcessState.ExitCode()}
-}
-
-// Ten commands at once, and one that looks: each rule is there in the end.
-func TestCommandsAtOnce(t *testing.T) {
-	r := newRig(t)
-	var writers []*exec.Cmd
-	for i := range 10 {
-		args := []string{"set", "va", "egress", fmt.Sprintf("10.0.%d.0/24", i), "--rate", "1mbit"}
-		if i%2 == 1 {
-			args = append(args, "--algorithm", "leaky", "--each", "host")
-		}
-		cmd := r.command(args...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		writers = append(writers, cmd)
-	}
-	var ended sync.WaitGroup
-	for _, cmd := range writers {
-		ended.Go(func() {
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("%v: %v", cmd.Args[1:], err)
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() { ended.Wait(); close(done) }()
-	seen := 0
-	for looking := true; looking; {
-		select {
-		case <-done:
-			looking = false
-		default:
-		}
-		rules := r.show()
-		for _, rule := range rules {
-			if !rule.Attached {
-				t.Errorf("a reader saw %+v", rule)
-			}
-		}
-		if len(rules) < seen {
-			t.Errorf("%d rules where there were %d", len(rules), seen)
-		}
-		seen = len(rules)
-	}
-	if seen != 10 {
-		t.Errorf("%d rules of 10", seen)
-	}
-	r.ok("flush", "va")
 }
 
 // The first two commands of a namespace know of each other: only one makes a pool.
@@ -337,30 +287,6 @@ func TestOwnMounts(t *testing.T) {
 	if chain, err := netinfo.Chain(testenv.Link(t, "va").Attrs().Index, policy.Egress, nil); len(chain) > 0 || err != nil {
 		t.Errorf("attached: %v, %v", chain, err)
 	}
-}
-
-// The rules of a deleted device go with the next command, which says so, and do
-// not come back with a device of its name.
-func TestDeviceGoneAndBack(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	if out := r.ok("show"); !strings.Contains(out, "NOT IN FORCE: device is gone") {
-		t.Errorf("show: %s", out)
-	}
-	r.removes("va", "flush", "va")
-	r.refused(exitInput, "no device va", "flush", "va")
-	if pins := r.pins(); len(pins) > 0 {
-		t.Errorf("pins are left: %v", pins)
-	}
-
-	testenv.Veth(t, "va", "vb")
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	r.refused(exitInput, "no device va", "set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
-	testenv.Veth(t, "va", "vb")
-	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "2mbit")
-	r.has("va egress 10.0.1.0/24 2000000")
 }
 
 func TestExitCodesOfErrors(t *testing.T) {

@@ -25,10 +25,10 @@ import (
 //	COMMAND => TEXT    prints TEXT; line ends are written " | "
 //	COMMAND =/> TEXT   does not print TEXT
 //	COMMAND =^ TEXT    prints TEXT first; =$ TEXT last; == TEXT and nothing else; =3x TEXT three times
-//	COMMAND 2> TEXT    says TEXT on stderr
+//	COMMAND =~ REGEXP  prints what matches
+//	COMMAND 2> TEXT    says TEXT on stderr; 2~ REGEXP what matches
 //
-// A command that ends with <<TEXT gets a file with the policy TEXT as its last argument. $FILE is its path.
-// Lines that begin with a colon are the methods of script below.
+// A command that ends with <<TEXT gets a file with the policy TEXT as its last argument, of which $FILE is the path. Lines that begin with a colon are the methods of script below.
 func TestScripts(t *testing.T) {
 	paths, err := filepath.Glob("testdata/scripts/*.txt")
 	if err != nil || len(paths) == 0 {
@@ -47,12 +47,12 @@ func TestScripts(t *testing.T) {
 			title, _, _ = strings.Cut(title, ". ")
 			name := strings.TrimSuffix(filepath.Base(path), ".txt") + "/" + title
 			if !both {
-				t.Run(name, func(t *testing.T) { t.Parallel(); (&script{rig: newRig(t), path: path}).run(lines, at+1) })
+				t.Run(name, func(t *testing.T) { t.Parallel(); newScript(newRig(t), path).run(lines, at+1) })
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				eachHook(t, func(t *testing.T, r *rig) { (&script{rig: r, path: path}).run(lines, at+1) })
+				eachHook(t, func(t *testing.T, r *rig) { newScript(r, path).run(lines, at+1) })
 			})
 		}
 	}
@@ -62,11 +62,23 @@ func TestScripts(t *testing.T) {
 type script struct {
 	*rig
 	path   string
-	line   string   // with its place
-	file   string   // the last policy
-	kept   []string // what :keep has seen
+	line   string            // with its place
+	files  map[string]string // paths of policies, and names of network namespaces
+	kept   []string          // what :keep has seen
+	until  uint64            // the last deadline
 	daemon *process
 }
+
+func newScript(r *rig, path string) *script {
+	return &script{rig: r, path: path, files: map[string]string{}}
+}
+
+// with is a text with the paths of files.
+func (s *script) with(text string) string {
+	return scriptFile.ReplaceAllStringFunc(text, func(name string) string { return s.files[strings.TrimPrefix(name, "$")] })
+}
+
+var scriptFile = regexp.MustCompile(`\$(FILE|[a-z]\b)`)
 
 func (s *script) run(lines []string, from int) {
 	for i, line := range lines[from:] {
@@ -89,7 +101,7 @@ func (s *script) run(lines []string, from int) {
 			if j+1 < len(marks) {
 				end = marks[j+1][0]
 			}
-			checks = append(checks, [2]string{line[m[2]:m[3]], strings.ReplaceAll(strings.TrimSpace(line[m[1]:end]), "$FILE", s.file)})
+			checks = append(checks, [2]string{line[m[2]:m[3]], s.with(strings.TrimSpace(line[m[1]:end]))})
 		}
 		if rest, is := strings.CutPrefix(command, ":"); is {
 			s.check(s.does(rest), checks)
@@ -99,20 +111,17 @@ func (s *script) run(lines []string, from int) {
 	}
 }
 
-var scriptMark = regexp.MustCompile(` (=>|=/>|==|=\^|=\$|=\d+x|2>|!\d|\?\d)(?: |$)`)
+var scriptMark = regexp.MustCompile(` (=>|=/>|==|=~|=\^|=\$|=\d+x|2>|2~|!\d|\?\d)(?: |$)`)
 
 func (s *script) fail(format string, args ...any) { s.t.Errorf(s.line+": "+format, args...) }
 
 // command runs a command of shapectl.
 func (s *script) command(line string) result {
 	line, text, isPolicy := strings.Cut(line, "<<")
-	args := shellWords(line)
-	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "$FILE", s.file)
-	}
+	args := shellWords(s.with(line))
 	if isPolicy {
 		s.does("policy " + text)
-		args = append(args, s.file)
+		args = append(args, s.files["FILE"])
 	}
 	got := s.rig.run(args...)
 	if args[0] == "__complete" {
@@ -160,6 +169,10 @@ func (s *script) check(got result, checks [][2]string) {
 			ok = strings.HasPrefix(short, bare(text))
 		case mark == "=$":
 			ok = strings.HasSuffix(short, bare(text))
+		case mark == "2~":
+			ok, mayTell = regexp.MustCompile(text).MatchString(bare(got.err)), true
+		case mark == "=~":
+			ok = regexp.MustCompile(text).MatchString(short)
 		default:
 			times, _ := strconv.Atoi(strings.Trim(mark, "=x"))
 			ok = strings.Count(short, bare(text)) == times
@@ -185,11 +198,14 @@ func (s *script) does(line string) (found result) {
 	}
 	switch verb {
 	case "policy": // TEXT: writes a file, of which $FILE is the path
-		s.file = s.policy(strings.ReplaceAll(rest, `\n`, "\n") + "\n")
+		s.files["FILE"] = s.policy(strings.ReplaceAll(rest, `\n`, "\n") + "\n")
+	case "file": // NAME TEXT: a policy that is called $NAME
+		s.does("policy " + s.with(strings.TrimPrefix(rest, words[0]+" ")))
+		s.files[words[0]] = s.files["FILE"]
 	case "rewrite": // TEXT: the file has another policy
-		s.writeFile(s.file, strings.ReplaceAll(rest, `\n`, "\n")+"\n")
+		s.writeFile(s.files["FILE"], strings.ReplaceAll(rest, `\n`, "\n")+"\n")
 	case "exported": // makes a file of what is in force
-		s.file = s.policy(s.ok("export"))
+		s.files["FILE"] = s.policy(s.ok("export"))
 	case "send": // ADDRESS PACKETS BYTES
 		packets, err := strconv.Atoi(words[1])
 		in(err)
@@ -204,6 +220,12 @@ func (s *script) does(line string) (found result) {
 		n, err := strconv.Atoi(rest)
 		in(err)
 		s.taps(n)
+	case "no-taps": // N
+		n, err := strconv.Atoi(rest)
+		in(err)
+		for i := range n {
+			s.remove(fmt.Sprint("tap", i))
+		}
 	case "remove": // DEVICE
 		s.remove(rest)
 	case "rename": // DEVICE NAME
@@ -215,8 +237,16 @@ func (s *script) does(line string) (found result) {
 		in(netlink.LinkSetNsFd(testenv.Link(s.t, rest), other.FD()))
 	case "other-layout":
 		s.makeOtherLayout()
-	case "expire": // waits for a change that is pending to be reverted
-		sleepUntil(s.pending())
+	case "deadline": // there is a change that is pending
+		if s.until = s.pending(); s.until == 0 {
+			s.fail("nothing is pending")
+		}
+	case "deadline-kept":
+		if now := s.pending(); now != s.until {
+			s.fail("until %d, not %d", now, s.until)
+		}
+	case "expire": // waits for the last deadline
+		sleepUntil(s.until)
 	case "keep", "kept": // the rules and pools with their counters are those that :keep has seen
 		now := []string{s.ok("show", "-j"), s.ok("export")}
 		if verb == "kept" && !slices.Equal(now, s.kept) {
@@ -228,8 +258,34 @@ func (s *script) does(line string) (found result) {
 		if now := s.ok("export"); now != s.kept[1] {
 			s.fail("before:\n%s\nand now:\n%s", s.kept[1], now)
 		}
+	case "meters": // DEVICE PEER...: each packet through these is metered once
+		for i := 0; i < len(words); i += 2 {
+			s.meters([2]string{words[i], words[i+1]})
+		}
+	case "env": // NAME VALUE
+		s.env[words[0]] = words[1]
+	case "no-clsact": // DEVICE: something else deletes the qdisc
+		in(netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: testenv.Link(s.t, rest).Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+		}}))
+	case "no-filters": // DEVICE: something else deletes the filters for egress
+		filters, err := netlink.FilterList(testenv.Link(s.t, rest), netlink.HANDLE_MIN_EGRESS)
+		in(err)
+		for _, f := range filters {
+			in(netlink.FilterDel(f))
+		}
+	case "netns": // NAME DEVICE PEER: another network namespace, of which $NAME is the name
+		name, ns := testenv.NewNamedNetns(s.t)
+		s.files[words[0]] = name
+		in(ns.Do(func() error { return addVeth(words[1], words[2]) }))
+	case "tun": // DEVICE, without a link header
+		testenv.AddLink(s.t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: rest}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
 	case "nothing-left":
 		s.rig.nothingLeft()
+	case "no-pins": // for where there is no va
+		if pins := s.pins(); len(pins) > 0 {
+			s.fail("pins are left: %v", pins)
+		}
 	case "hooks":
 		found.out = strconv.Itoa(len(s.hooks()))
 	case "names": // COMMAND: the rules and pools that it has in JSON
@@ -248,12 +304,9 @@ func (s *script) does(line string) (found result) {
 	case "labels": // the rules with their names, plans, notes, rates in Mbit/s, and capacities
 		found.out = strings.Join(s.labelled(), "\n")
 	case "serve": // ARGUMENTS: goes on until :ends
-		for i := range words {
-			words[i] = strings.ReplaceAll(words[i], "$FILE", s.file)
-		}
-		s.daemon = s.watch(words...)
+		s.daemon = s.watch(shellWords(s.with(rest))...)
 	case "says": // TEXT, once more than before
-		s.daemon.says(strings.ReplaceAll(strings.ReplaceAll(rest, "$FILE", s.file), " | ", "\n"))
+		s.daemon.says(strings.ReplaceAll(s.with(rest), " | ", "\n"))
 	case "reload":
 		in(s.daemon.cmd.Process.Signal(unix.SIGHUP))
 	case "ends": // serve ends well; what it said but for what it watches
