@@ -30,21 +30,6 @@ func addTap(t *testing.T, name string) {
 	testenv.Veth(t, name, "peer"+name)
 }
 
-// The policy that serve reads again is the one in force, though no device appears.
-func TestPolicyInForceIsReadAgain(t *testing.T) {
-	r := newRig(t)
-	file := r.policy("devices: {vb: {egress: {10.0.0.0/24: 1mbit}}}\n")
-	w := r.watch(file)
-	r.writeFile(file, "devices: {v?: {egress: {10.0.0.0/24: 1mbit}}}\n")
-	r.doctorSays(exitDone)
-	testenv.Must(t, w.cmd.Process.Signal(syscall.SIGHUP))
-	w.says("was read again")
-	testenv.Eventually(t, "the policy to be in force", func() bool {
-		return strings.Contains(bare(r.run("doctor").out), "failed va egress policy: 1 rule of the policy in force")
-	})
-	w.ends(syscall.SIGTERM)
-}
-
 // Nothing runs that gives a device its rules: doctor, metrics and events name it, whatever else changes.
 func TestDeviceWithoutItsRules(t *testing.T) {
 	t.Parallel()

@@ -177,20 +177,6 @@ func TestLeftoversInForce(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Rules of a device that the policy names itself, not by a pattern, stay while the device is gone.
-func TestWatchKeepsRulesOfNamedDevice(t *testing.T) {
-	r := newRig(t)
-	r.taps(1)
-	w := r.watch(r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}, tap*: {egress: {10.0.0.0/24: 1mbit}}}\n"))
-	r.remove("va")
-	r.remove("tap0")
-	testenv.Eventually(t, "rules to be removed", func() bool { return len(r.show()) < 2 })
-	if left := r.show(); len(left) != 1 || left[0].Device != "va" {
-		t.Errorf("left are %+v", left)
-	}
-	w.ends(syscall.SIGTERM)
-}
-
 // Devices that come and go under a serve leave nothing behind, and so do
 // network namespaces that end.
 func TestWatchRemovesLeftovers(t *testing.T) {

@@ -106,20 +106,6 @@ func TestShowBorrowed(t *testing.T) {
 	}
 }
 
-// serve adds the pools that the rules of a new device need, and leaves those that exist.
-func TestWatchAddsPools(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "uplink", "--new", "--rate", "2gbit")
-	r.watch(r.policy(`pools: {uplink: 1gbit, ap-1: {rate: 10mbit, within: uplink}, ap-2: 20mbit}
-devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
-`))
-	testenv.Veth(t, "vc", "vd")
-	testenv.Eventually(t, "rules of vc", func() bool { return len(r.rows("show", "vc")) > 0 })
-	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\"; excess is dropped (gcra)\n"+
-		"pool \"uplink\" gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)\n"+
-		"vc egress: 10.0.0.7 is limited only by pool \"ap-1\"\n", "show", "--sentences")
-}
-
 // Who has a part of the shares now is counted.
 func TestShowSharers(t *testing.T) {
 	r := newRig(t)

@@ -26,7 +26,8 @@ import (
 //	COMMAND =/> TEXT   does not print TEXT
 //	COMMAND =^ TEXT    prints TEXT first; =$ TEXT last; == TEXT and nothing else; =3x TEXT three times
 //	COMMAND =~ REGEXP  prints what matches
-//	COMMAND 2> TEXT    says TEXT on stderr; 2~ REGEXP what matches
+//	COMMAND 2=> TEXT   says TEXT on stderr; 2=^ and so on are the same for stderr
+//	:until COMMAND     the same, until it is so
 //
 // A command that ends with <<TEXT gets a file with the policy TEXT as its last argument, of which $FILE is the path. Lines that begin with a colon are the methods of script below.
 func TestScripts(t *testing.T) {
@@ -61,16 +62,17 @@ func TestScripts(t *testing.T) {
 // A script is a test of TestScripts.
 type script struct {
 	*rig
-	path   string
-	line   string            // with its place
-	files  map[string]string // paths of policies, and names of network namespaces
-	kept   []string          // what :keep has seen
-	until  uint64            // the last deadline
-	daemon *process
+	path     string
+	line     string            // with its place
+	files    map[string]string // paths of policies, and names of network namespaces
+	netns    map[string]*testenv.Netns
+	kept     []string // what :keep has seen
+	deadline uint64   // the last one
+	daemon   *process
 }
 
 func newScript(r *rig, path string) *script {
-	return &script{rig: r, path: path, files: map[string]string{}}
+	return &script{rig: r, path: path, files: map[string]string{}, netns: map[string]*testenv.Netns{}}
 }
 
 // with is a text with the paths of files.
@@ -103,15 +105,26 @@ func (s *script) run(lines []string, from int) {
 			}
 			checks = append(checks, [2]string{line[m[2]:m[3]], s.with(strings.TrimSpace(line[m[1]:end]))})
 		}
-		if rest, is := strings.CutPrefix(command, ":"); is {
-			s.check(s.does(rest), checks)
-		} else {
-			s.check(s.command(command), checks)
+		until, waits := strings.CutPrefix(command, ":until ")
+		rest, isOurs := strings.CutPrefix(command, ":")
+		var wrong string
+		switch {
+		case waits:
+			testenv.Eventually(s.t, s.line, func() bool { return s.wrong(s.command(until), checks) == "" })
+		case isOurs:
+			wrong = s.wrong(s.does(rest), checks)
+		case len(checks) == 1 && checks[0][0][0] == '!':
+			s.isRefusal(s.line, s.command(command), int(checks[0][0][1]-'0'), checks[0][1])
+		default:
+			wrong = s.wrong(s.command(command), checks)
+		}
+		if wrong != "" {
+			s.fail("%s", wrong)
 		}
 	}
 }
 
-var scriptMark = regexp.MustCompile(` (=>|=/>|==|=~|=\^|=\$|=\d+x|2>|2~|!\d|\?\d)(?: |$)`)
+var scriptMark = regexp.MustCompile(` (2?(?:=>|=/>|==|=~|=\^|=\$|=\d+x)|!\d|\?\d)(?: |$)`)
 
 func (s *script) fail(format string, args ...any) { s.t.Errorf(s.line+": "+format, args...) }
 
@@ -130,7 +143,7 @@ func (s *script) command(line string) result {
 	return got
 }
 
-// shellWords are the words of a line. One in quotes, ”, may have blanks and be empty.
+// shellWords are the words of a line. One in single quotes may have blanks and be empty.
 func shellWords(line string) (words []string) {
 	for _, m := range regexp.MustCompile(`'([^']*)'|[^\s']+`).FindAllStringSubmatch(line, -1) {
 		if strings.HasPrefix(m[0], "'") {
@@ -141,49 +154,48 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// check compares what a line did with what it ought to do.
-func (s *script) check(got result, checks [][2]string) {
-	out := strings.ReplaceAll(strings.TrimSuffix(got.out, "\n"), "\n", " | ")
-	short, folded, code, mayTell := bare(out), bare(got.out), exitDone, false
-	has := func(text string) bool {
-		return strings.Contains(short, bare(text)) || strings.Contains(folded, bare(text))
-	}
+// wrong is what a line did other than it ought to do; empty for nothing.
+func (s *script) wrong(got result, checks [][2]string) string {
+	code, mayTell := exitDone, false
 	for _, c := range checks {
 		mark, text := c[0], c[1]
-		ok := true
-		switch {
-		case mark[0] == '!':
-			s.isRefusal(s.line, got, int(mark[1]-'0'), text)
-			return
-		case mark[0] == '?':
+		if mark[0] == '?' {
 			code, mayTell = int(mark[1]-'0'), true
-		case mark == "2>":
-			ok, mayTell = strings.Contains(bare(got.err), bare(text)), true
-		case mark == "=>":
-			ok = has(text)
-		case mark == "=/>":
-			ok = !has(text)
-		case mark == "==":
-			ok = out == text
-		case mark == "=^":
+			continue
+		}
+		said := got.out
+		if mark, mayTell = strings.TrimPrefix(mark, "2"), mayTell || mark[0] == '2'; mark != c[0] {
+			said = got.err
+		}
+		whole := strings.ReplaceAll(strings.TrimSuffix(said, "\n"), "\n", " | ")
+		short := bare(whole)
+		has := strings.Contains(short, bare(text)) || strings.Contains(bare(said), bare(text))
+		ok := false
+		switch mark {
+		case "=>":
+			ok = has
+		case "=/>":
+			ok = !has
+		case "==":
+			ok = whole == text
+		case "=^":
 			ok = strings.HasPrefix(short, bare(text))
-		case mark == "=$":
+		case "=$":
 			ok = strings.HasSuffix(short, bare(text))
-		case mark == "2~":
-			ok, mayTell = regexp.MustCompile(text).MatchString(bare(got.err)), true
-		case mark == "=~":
+		case "=~":
 			ok = regexp.MustCompile(text).MatchString(short)
 		default:
 			times, _ := strconv.Atoi(strings.Trim(mark, "=x"))
 			ok = strings.Count(short, bare(text)) == times
 		}
 		if !ok {
-			s.fail("not %s %s:\n%s%s", mark, text, got.out, got.err)
+			return fmt.Sprintf("not %s %s:\n%s%s", c[0], text, got.out, got.err)
 		}
 	}
 	if got.code != code || got.err != "" && !mayTell {
-		s.fail("exit %d: %s", got.code, got.err)
+		return fmt.Sprintf("exit %d: %s", got.code, got.err)
 	}
+	return ""
 }
 
 // does is what lines that begin with a colon do. What they find is checked as what commands print.
@@ -202,8 +214,8 @@ func (s *script) does(line string) (found result) {
 	case "file": // NAME TEXT: a policy that is called $NAME
 		s.does("policy " + s.with(strings.TrimPrefix(rest, words[0]+" ")))
 		s.files[words[0]] = s.files["FILE"]
-	case "rewrite": // TEXT: the file has another policy
-		s.writeFile(s.files["FILE"], strings.ReplaceAll(rest, `\n`, "\n")+"\n")
+	case "rewrite": // NAME TEXT: the file has another policy
+		s.writeFile(s.files[words[0]], strings.TrimPrefix(rest, words[0]+" ")+"\n")
 	case "exported": // makes a file of what is in force
 		s.files["FILE"] = s.policy(s.ok("export"))
 	case "send": // ADDRESS PACKETS BYTES
@@ -232,21 +244,26 @@ func (s *script) does(line string) (found result) {
 		rename(s.t, words[0], words[1])
 	case "altname": // DEVICE NAME
 		in(netlink.LinkAddAltName(testenv.Link(s.t, words[0]), words[1]))
-	case "move": // DEVICE, to another network namespace
-		_, other := testenv.NewNamedNetns(s.t)
-		in(netlink.LinkSetNsFd(testenv.Link(s.t, rest), other.FD()))
+	case "move": // DEVICE, to another network namespace, or DEVICE NAME
+		var other *testenv.Netns
+		if len(words) == 2 {
+			other = s.netns[words[1]]
+		} else {
+			_, other = testenv.NewNamedNetns(s.t)
+		}
+		in(netlink.LinkSetNsFd(testenv.Link(s.t, words[0]), other.FD()))
 	case "other-layout":
 		s.makeOtherLayout()
 	case "deadline": // there is a change that is pending
-		if s.until = s.pending(); s.until == 0 {
+		if s.deadline = s.pending(); s.deadline == 0 {
 			s.fail("nothing is pending")
 		}
 	case "deadline-kept":
-		if now := s.pending(); now != s.until {
-			s.fail("until %d, not %d", now, s.until)
+		if now := s.pending(); now != s.deadline {
+			s.fail("until %d, not %d", now, s.deadline)
 		}
 	case "expire": // waits for the last deadline
-		sleepUntil(s.until)
+		sleepUntil(s.deadline)
 	case "keep", "kept": // the rules and pools with their counters are those that :keep has seen
 		now := []string{s.ok("show", "-j"), s.ok("export")}
 		if verb == "kept" && !slices.Equal(now, s.kept) {
@@ -276,7 +293,7 @@ func (s *script) does(line string) (found result) {
 		}
 	case "netns": // NAME DEVICE PEER: another network namespace, of which $NAME is the name
 		name, ns := testenv.NewNamedNetns(s.t)
-		s.files[words[0]] = name
+		s.files[words[0]], s.netns[words[0]] = name, ns
 		in(ns.Do(func() error { return addVeth(words[1], words[2]) }))
 	case "tun": // DEVICE, without a link header
 		testenv.AddLink(s.t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: rest}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})

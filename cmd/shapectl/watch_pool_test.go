@@ -138,18 +138,6 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
-// A device that has rules in one direction has its pool for those of the other one.
-func TestWatchPoolOfOtherDirection(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
-	r.ok("set", "vb", "ingress", "10.0.0.0/24", "--rate", "7mbit")
-	w := r.watch(r.policy("devices: {v*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n"))
-	if got, want := names(r.rows("show", "--pools")), "pool va, pool vb"; got != want {
-		t.Errorf("there are %s; want %s", got, want)
-	}
-	w.ends(syscall.SIGTERM)
-}
-
 // Each device of a pattern has a pool, also one that appears. The pool goes with its device, and makes room.
 func TestWatchOwnPools(t *testing.T) {
 	t.Parallel()
@@ -197,44 +185,4 @@ devices:
 		return names(r.rows("show", "--pools")) == "pool tap2, pool tap2 ingress, pool tap7, pool uplink"
 	})
 	w.ends(syscall.SIGTERM)
-}
-
-// A renamed device leaves its own pool to the next device of its old name.
-func TestRenamedDeviceLeavesItsPool(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.taps(1)
-	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n")
-	r.ok("apply", file)
-	rename(t, "tap0", "tap5")
-	testenv.Must(t, addVeth("tap0", "peer5"))
-	shares := `warning tap5 egress pools: since the device was renamed, it shares pool "tap0" with tap0`
-	r.ok("set", "vb", "egress", "any", "--rate", "1mbit", "--confirm", "1h")
-	w := r.watch(file) // which changes no rules while a change is pending
-	w.says("tap0 ingress: 2 rules of " + file)
-	r.doctorSays(exitDegraded, shares)
-	r.ok("confirm")
-	r.ok("delete", "vb", "egress", "any")
-	w.says("tap5 ingress: 2 rules of " + file)
-	r.doctorSays(exitDone)
-	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
-		t.Errorf("it is not as the policy says: %s", out)
-	}
-	w.ends(syscall.SIGTERM)
-}
-
-// serve warns once of a pool that is there and is not as in the policy, and does not change it.
-func TestWatchWarnsOfPools(t *testing.T) {
-	r := newRig(t)
-	r.taps(1)
-	r.ok("set", "uplink", "--new", "--rate", "500mbit")
-	file := r.policy("pools: {uplink: {rate: 10mbit, share: member}}\ndevices:\n  tap*: {egress: {10.0.0.0/24: {within: uplink}}}\n")
-	w := r.watch(file)
-	w.says(`pool "uplink" is not as in ` + file + ", and serve does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")
-	w.says("tap0 egress: 1 rule of " + file)
-	testenv.Must(t, addVeth("tap1", "peer1"))
-	w.says("tap1 egress: 1 rule of " + file)
-	if got := w.ends(syscall.SIGTERM); strings.Count(got.err, "is not as in") != 1 {
-		t.Errorf("it did not warn once: %s", got.err)
-	}
 }
