@@ -142,6 +142,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			t.Errorf("show: %q", out)
 		}
 		r.ok("explain", "va", "egress", "10.0.0.7")
+		r.ok("doctor")
 		r.notMounted(empty)
 	})
 	t.Run("with rules", func(t *testing.T) {

@@ -309,6 +309,10 @@ func (s *script) does(line string) (found result) {
 		found.out = names(s.rows(words...))
 	case "decide": // COMMAND: those of its rules that decide
 		found.out = names(slices.DeleteFunc(s.rows(words...), func(row shownRule) bool { return row.Decides == nil || !*row.Decides }))
+	case "bridged":
+		s.bridged()
+	case "findings": // ARGUMENTS of doctor
+		found = s.examined(words...)
 	case "rates": // the rules, all of which are attached, and pools
 		var all []string
 		for _, rule := range s.show(words...) {
