@@ -262,28 +262,3 @@ func (r *rig) state() (all []byte) {
 	}
 	return all
 }
-
-// Of a rule that delays, the answer and the buckets say how long the next packet
-// waits, and the counters that packets have waited; of others they do not.
-func TestQueueIsTold(t *testing.T) {
-	r := newRig(t)
-	r.setUnheld("va egress 10.0.0.0/24 --rate 8kbit --capacity 9000 --algorithm leaky --excess delay --each host")
-	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "9000", "--each", "host")
-	r.send("10.0.0.7", 6, 1000)
-	r.send("10.0.1.7", 6, 1000)
-	for args, want := range map[string]string{
-		"show --buckets va egress 10.0.0.0/24":           "WAIT",
-		"explain va egress 10.0.0.7 --bytes 9000":        "is dropped now by 10.0.0.0/24;",
-		"explain va egress 10.0.0.8":                     "bytes passes now; 10.0.0.0/24 has",
-		"explain -j va egress 10.0.0.7 --bytes 1000":     `"verdict": "mark"`,
-		"explain -j va egress 10.0.0.7":                  `"held_back": false`,
-		"show -j --wide --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
-	} {
-		if out := r.ok(strings.Fields(args)...); !strings.Contains(out, want) {
-			t.Errorf("%s: does not say %q: %s", args, want, out)
-		}
-	}
-	if out := r.ok("show", "--buckets", "va", "egress", "10.0.1.0/24"); strings.Contains(out, "WAIT") || !strings.Contains(out, "LEVEL") {
-		t.Errorf("nothing waits: %s", out)
-	}
-}

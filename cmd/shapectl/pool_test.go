@@ -10,18 +10,6 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// newPoolRig has pools, of which one is within another, and rules within them.
-func newPoolRig(t *testing.T) *rig {
-	t.Helper()
-	r := newRig(t)
-	r.ok("set", "uplink", "--new", "--rate", "1gbit", "--share", "member")
-	r.ok("set", "ap-1", "--new", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
-	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "20mbit", "--within", "ap-1", "--guarantee", "5mbit", "--name", "alice")
-	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "ap-1")
-	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit")
-	return r
-}
-
 // rows are the rules and pools that show has in JSON, with what is of pools.
 func (r *rig) rows(args ...string) (rows []shownRule) {
 	r.t.Helper()
@@ -106,22 +94,6 @@ func TestShowBorrowed(t *testing.T) {
 	}
 }
 
-// Who has a part of the shares now is counted.
-func TestShowSharers(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "uplink", "--new", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
-	for _, host := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9"} {
-		r.ok("set", "va", "egress", host, "--within", "uplink")
-	}
-	r.send("10.0.0.7", 9, 1000)
-	r.send("10.0.0.8", 9, 1000)
-	for _, args := range [][]string{{"show", "--pools"}, {"show", "--tree"}, {"show", "--wide"}} {
-		if rows := r.rows(args...); rows[0].ActiveSharers == nil || *rows[0].ActiveSharers != 2 || len(rows) > 1 && rows[1].ActiveSharers != nil {
-			t.Errorf("%s: %+v", args, rows)
-		}
-	}
-}
-
 // asked is the only hook that is explained, without a count of packets.
 func (r *rig) asked(args string) report.Stop {
 	r.t.Helper()
@@ -194,48 +166,6 @@ func TestExplainWatches(t *testing.T) {
 	}
 }
 
-// explain takes the name of a pool, if no rule has it.
-func TestExplainPool(t *testing.T) {
-	t.Parallel()
-	r := newPoolRig(t)
-	var pool struct {
-		report.ExplainedPool
-		Levels  []shownRule `json:"levels"`
-		Members []shownRule `json:"members"`
-	}
-	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "ap-1", "-j")), &pool))
-	if pool.Pool != "ap-1" || pool.LimitedBy != nil || names(pool.Levels) != "pool ap-1, pool uplink" ||
-		names(pool.Members) != "va egress 10.0.0.7/32, va egress 2001:db8:7::/48" || pool.Levels[0].UseBits == nil {
-		t.Errorf("%+v", pool)
-	}
-	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "ap-1", "-j", "--interval", "2s")), &pool))
-	if interval := pool.Levels[0].IntervalNS; interval == nil || *interval < 2e9 {
-		t.Errorf("it counted for %v ns", interval)
-	}
-	r.refused(exitInput, "explain: --interval 1ms is out of range; use 10ms to 1h0m0s", "explain", "ap-1", "--interval", "1ms")
-	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited none of its packets") {
-		t.Errorf("it says %s", got)
-	}
-	r.ok("set", "va", "--new", "--rate", "8mbit")
-	r.ok("set", "va ingress", "--new", "--rate", "1mbit", "--within", "va")
-	for _, test := range []struct{ question, want string }{
-		{"va", "pool va limited none of its packets|pool va ingress limited none of its packets"}, {"va ingress", "pool va ingress limited none of its packets"},
-	} {
-		got := r.ok(append([]string{"explain", "--interval", "10ms"}, strings.Fields(test.question)...)...)
-		for i, part := range strings.Split(got, "\n\n") {
-			if parts := strings.Split(test.want, "|"); i >= len(parts) || !strings.Contains(part, parts[i]) {
-				t.Errorf("explain %s says %s", test.question, got)
-			}
-		}
-	}
-	r.ok("set", "alice", "--new", "--rate", "1mbit")
-	if got := r.ok("explain", "alice"); !strings.Contains(got, "10.0.0.7/32 decides") {
-		t.Errorf("of the name of rules and of a pool, it says %s", got)
-	}
-	r.refused(exitInput, "no rule or pool has that name; did you mean 'shapectl explain uplink'?", "explain", "uplnik")
-	r.refused(exitInput, "such as 'shapectl explain va egress 10.0.0.7'; 'shapectl show va egress' lists what limits it", "explain", "va", "egress")
-}
-
 // Of a chain of pools, the one that is full is named, with the wait for room there.
 func TestExplainPoolInTheMiddle(t *testing.T) {
 	r := newRig(t)
@@ -256,21 +186,5 @@ func TestExplainPoolInTheMiddle(t *testing.T) {
 	text := bare(r.ok("explain", "va", "egress", "10.0.0.7", "--bytes", "1500", "--interval", "10ms"))
 	if !strings.HasPrefix(text, "to 10.0.0.7, by va egress: a packet of 1500 bytes is dropped now by pool ap-1; it conforms in ") || !strings.Contains(text, " ap-1: 8bit; full") {
 		t.Error(text)
-	}
-}
-
-// Which flow shares a pool must be known.
-func TestExplainPoolSharedByFlow(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "uplink", "--new", "--rate", "1mbit", "--share", "flow")
-	r.ok("set", "va", "egress", "10.0.0.7", "--within", "uplink")
-	const flow = "udp,192.0.2.1:5000,10.0.0.7:53"
-	if a := r.asked("va egress 10.0.0.7 --flow " + flow); a.Pools[0].Sharer != flow {
-		t.Errorf("the flow: %+v", a.Pools[0])
-	}
-	s := r.explain("va", "egress", "10.0.0.7").Hooks[0]
-	if p := s.Pools[0]; s.Verdict != "pass" || p.Sharer != "" || p.WithinShare != nil || *p.ActiveSharers != 0 ||
-		!strings.Contains(s.Note, "up to 1mbit, shared by the flows of uplink: one that sends less than its part loses nothing; for one of them, try --flow "+flow) {
-		t.Errorf("without a flow: %+v", s)
 	}
 }

@@ -25,7 +25,7 @@ import (
 //	COMMAND => TEXT    prints TEXT; line ends are written " | "
 //	COMMAND =/> TEXT   does not print TEXT
 //	COMMAND =^ TEXT    prints TEXT first; =$ TEXT last; == TEXT and nothing else; =3x TEXT three times
-//	COMMAND =~ REGEXP  prints what matches
+//	COMMAND =~ REGEXP  prints what matches; =/~ prints nothing that does
 //	COMMAND 2=> TEXT   says TEXT on stderr; 2=^ and so on are the same for stderr
 //	:until COMMAND     the same, until it is so
 //
@@ -124,7 +124,7 @@ func (s *script) run(lines []string, from int) {
 	}
 }
 
-var scriptMark = regexp.MustCompile(` (2?(?:=>|=/>|==|=~|=\^|=\$|=\d+x)|!\d|\?\d)(?: |$)`)
+var scriptMark = regexp.MustCompile(` (2?(?:=>|=/>|==|=/?~|=\^|=\$|=\d+x)|!\d|\?\d)(?: |$)`)
 
 func (s *script) fail(format string, args ...any) { s.t.Errorf(s.line+": "+format, args...) }
 
@@ -168,25 +168,24 @@ func (s *script) wrong(got result, checks [][2]string) string {
 			said = got.err
 		}
 		whole := strings.ReplaceAll(strings.TrimSuffix(said, "\n"), "\n", " | ")
-		short := bare(whole)
-		has := strings.Contains(short, bare(text)) || strings.Contains(bare(said), bare(text))
-		ok := false
-		switch mark {
-		case "=>":
-			ok = has
-		case "=/>":
-			ok = !has
-		case "==":
-			ok = whole == text
-		case "=^":
-			ok = strings.HasPrefix(short, bare(text))
-		case "=$":
-			ok = strings.HasSuffix(short, bare(text))
-		case "=~":
-			ok = regexp.MustCompile(text).MatchString(short)
-		default:
-			times, _ := strconv.Atoi(strings.Trim(mark, "=x"))
-			ok = strings.Count(short, bare(text)) == times
+		is := func(text string) bool { // one that is folded may end its lines anywhere
+			switch text, want := bare(text), bare(c[1]); mark {
+			case "=>", "=/>":
+				return strings.Contains(text, want)
+			case "=^":
+				return strings.HasPrefix(text, want)
+			case "=$":
+				return strings.HasSuffix(text, want)
+			case "=~", "=/~":
+				return regexp.MustCompile(want).MatchString(text)
+			default:
+				times, _ := strconv.Atoi(strings.Trim(mark, "=x"))
+				return strings.Count(text, want) == times
+			}
+		}
+		ok := whole == text
+		if mark != "==" {
+			ok = (is(whole) || is(said)) != strings.Contains(mark, "/")
 		}
 		if !ok {
 			return fmt.Sprintf("not %s %s:\n%s%s", c[0], text, got.out, got.err)
@@ -224,6 +223,12 @@ func (s *script) does(line string) (found result) {
 		bytes, err := strconv.Atoi(words[2])
 		in(err)
 		s.send(words[0], packets, bytes)
+	case "slow": // a rule for what leaves va, whose bucket keeps its level
+		s.setSlow("va egress " + rest)
+	case "unheld": // a rule that delays, though nothing holds back its packets
+		s.setUnheld(rest)
+	case "address": // of va
+		s.address(rest)
 	case "veth": // DEVICE PEER
 		testenv.Veth(s.t, words[0], words[1])
 	case "add": // DEVICE PEER, which stay down

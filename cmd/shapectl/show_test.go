@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -75,39 +74,6 @@ func TestShowInterval(t *testing.T) {
 	}
 	if out := r.ok("show", "--interval", "20ms", "--sort", "use", "va"); !strings.Contains(out, "USE") || strings.Contains(out, "PASSED") {
 		t.Errorf("as text: %s", out)
-	}
-}
-
-// Buckets of many rules come the fullest first, and --top leaves the fullest of all.
-func TestShowBuckets(t *testing.T) {
-	r := newRig(t)
-	for _, network := range []string{"10.0.0.0/24", "10.0.1.0/24"} {
-		r.ok("set", "va", "egress", network, "--rate", "8kbit", "--capacity", "9000", "--each", "host")
-	}
-	for to, packets := range map[string]int{"10.0.0.7": 2, "10.0.0.8": 6, "10.0.1.7": 4} {
-		r.send(to, packets, 1000)
-	}
-	order := func(out string) (keys []string) {
-		for _, field := range strings.Fields(out) {
-			if _, err := netip.ParseAddr(field); err == nil {
-				keys = append(keys, field)
-			}
-		}
-		return keys
-	}
-	if keys := strings.Join(order(r.ok("show", "--buckets")), " "); keys != "10.0.0.8 10.0.1.7 10.0.0.7" {
-		t.Errorf("buckets are in the order %s", keys)
-	}
-	if out := r.ok("show", "--buckets", "--top", "2"); strings.Join(order(out), " ") != "10.0.0.8 10.0.1.7" || !strings.HasSuffix(out, "\n2 of 3 buckets\n") {
-		t.Errorf("the fullest two: %s", out)
-	}
-	var rules []shownRule
-	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "--buckets", "--top", "2")), &rules))
-	if len(rules) != 2 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.8" || len(rules[1].Buckets) != 1 || *rules[0].ActiveBuckets != 2 {
-		t.Errorf("in JSON: %+v", rules)
-	}
-	if out := r.ok("show", "--wide"); !strings.Contains(out, "BUCKETS") {
-		t.Errorf("wide: %s", out)
 	}
 }
 

@@ -56,58 +56,6 @@ func TestErrorsInJSON(t *testing.T) {
 	}
 }
 
-func TestPolicyMistakesInJSON(t *testing.T) {
-	r := newRig(t)
-	file := r.policy("devices:\n  va:\n    egress: {10.0.0.0/24: fast}\n    sideways: {}\n")
-	got := r.run("apply", "-j", file)
-	told := objects(t, got.err)
-	if got.code != exitInput || len(told) != 1 || told[0]["error"] != "apply: 2 errors; nothing was changed" {
-		t.Fatalf("%+v", got)
-	}
-	mistakes, _ := told[0]["mistakes"].([]any)
-	if len(mistakes) != 2 {
-		t.Fatalf("mistakes are %v", mistakes)
-	}
-	first := mistakes[0].(map[string]any)
-	if first["file"] != file || first["line"] != float64(3) || first["column"] != float64(27) || !strings.Contains(first["message"].(string), "fast") {
-		t.Errorf("the first mistake is %v", first)
-	}
-	// A rule that never decides is a warning, with its place.
-	file = r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit, 10.0.0.0/25: 1mbit, 10.0.0.128/25: 1mbit}}}\n")
-	got = r.run("diff", "-j", file)
-	told = objects(t, got.err)
-	if got.code != exitDiffers || len(told) != 1 || told[0]["file"] != file || told[0]["line"] != float64(1) || !strings.Contains(told[0]["warning"].(string), "10.0.0.0/24") {
-		t.Errorf("%+v", got)
-	}
-}
-
-// What is done in part is an object with exit code 4, and other remarks are warnings.
-func TestWarningsInJSON(t *testing.T) {
-	r := newRig(t)
-	got := r.run("apply", "-j", r.policy("devices: {nosuch*: {egress: {10.0.0.0/24: 1mbit}}, gone: {egress: {10.0.0.0/24: 1mbit}}}\n"))
-	told := objects(t, got.err)
-	if got.code != exitDegraded || len(told) != 2 || told[1]["warning"] != "no device matches nosuch*" ||
-		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
-		t.Errorf("%+v", got)
-	}
-	small := r.policy("devices: {va: {egress: {10.0.0.0/24: 9500}}}\n")
-	got = r.run("diff", "-j", small)
-	told = objects(t, got.err)
-	if len(told) != 1 || told[0]["warning"] != "rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit" || told[0]["column"] != float64(38) {
-		t.Errorf("%+v", got)
-	}
-	if got = r.run("set", "va", "egress", "10.0.0.7", "--rate", "9500"); got.code != exitDone ||
-		got.err != "note: --rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit\n" {
-		t.Errorf("%+v", got)
-	}
-	bad := r.policy("devices: 7\n")
-	got = r.run("apply", "-j", bad, "--last-good", r.policy("devices: {}\n"))
-	told = objects(t, got.err)
-	if last := told[len(told)-1]; got.code != exitDegraded || len(told) != 2 || told[0]["file"] != bad || last["exit_code"] != float64(exitDegraded) || last["error"] == nil {
-		t.Errorf("%+v", got)
-	}
-}
-
 // Help fits a terminal, all of it.
 func TestHelpFits(t *testing.T) {
 	root := (&env{}).command()
