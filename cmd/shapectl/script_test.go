@@ -69,6 +69,7 @@ type script struct {
 	kept     []string // what :keep has seen
 	deadline uint64   // the last one
 	daemon   *process
+	home     *home
 }
 
 func newScript(r *rig, path string) *script {
@@ -229,6 +230,18 @@ func (s *script) does(line string) (found result) {
 		s.setUnheld(rest)
 	case "address": // of va
 		s.address(rest)
+	case "home": // va is that of a router, with a tablet behind it
+		s.home = newHome(s.rig)
+	case "gets": // ADDRESS/BITS: the tablet has it
+		s.home.gets(rest)
+	case "loses": // ADDRESS/BITS
+		s.home.loses(rest)
+	case "forgets": // DEVICE ADDRESS: the router does not know it any more
+		s.home.forgets(words[0], words[1])
+	case "talk": // ADDRESS: the router sends 200 packets to the tablet
+		s.home.talk(rest, 200)
+	case "home-rules":
+		found.out = s.home.rules()
 	case "veth": // DEVICE PEER
 		testenv.Veth(s.t, words[0], words[1])
 	case "add": // DEVICE PEER, which stay down
