@@ -71,31 +71,6 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 	r.doctorSays(exitDone)
 }
 
-// The policy in force is the one from before a change again when that reverts.
-func TestPolicyInForceOfAChange(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	before := r.policy("devices: {va: {egress: {10.0.0.0/24: 2mbit}}}\n")
-	file := r.policy(watched)
-	addTap(t, "tun9")
-	lacks := "tap9 egress policy"
-	for _, end := range [][]string{{"1h", "rollback"}, {"1h", "confirm", "rollback"}, {"1s"}} {
-		r.ok("apply", before)
-		r.run("apply", file, "--confirm", end[0])
-		rename(t, "tun9", "tap9")
-		for i, command := range end[1:] {
-			if i == 0 {
-				r.doctorSays(exitDegraded, lacks)
-			}
-			r.run(command)
-		}
-		testenv.Eventually(t, "the policy from before is in force", func() bool { return !strings.Contains(r.run("doctor").out, lacks) })
-		r.ok("set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit") // which ends the change
-		r.doctorSays(exitDone)
-		rename(t, "tap9", "tun9")
-	}
-}
-
 // What something else detaches from a device is attached again while serve runs, and this is said.
 func TestDetachedProgramIsAttachedAgain(t *testing.T) {
 	t.Parallel()

@@ -8,14 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
@@ -204,70 +202,6 @@ func (r *rig) attached() []string {
 		found = append(found, string(text))
 	}
 	return found
-}
-
-// Limits that another version has set stay in force, and no command changes anything of them until they are flushed.
-func TestPinsOfAnotherVersion(t *testing.T) {
-	t.Parallel()
-	eachHook(t, func(t *testing.T, r *rig) {
-		const set = "set va egress 10.0.0.0/24 --rate 8kbit --capacity 5000"
-		file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		attached := r.attached()
-		for _, line := range []string{
-			"show", "show va", "show -j --wide --buckets", "export", "diff " + file, "explain va egress 10.0.0.7",
-			set, "set va egress 10.0.1.0/24 --rate 1mbit --each host", "delete va egress 10.0.0.0/24",
-			"apply " + file, "apply " + file + " --confirm 10s", "confirm", "rollback",
-			"show --pools", "show --pools uplink", "set uplink --rate 1mbit", "delete uplink", "set va egress 10.0.1.0/24 --within uplink",
-			"set vb egress 10.0.0.0/24 --rate 1mbit", // all rules of a network namespace are in the same maps
-		} {
-			got := r.run(strings.Fields(line)...)
-			if got.code != exitKernel || !strings.Contains(got.err, "rules of va egress: "+maps.ErrOtherLayout.Error()) ||
-				!strings.Contains(got.err, "nothing was changed") || !strings.Contains(got.err, "shapectl flush") {
-				t.Errorf("shapectl %s: exit %d: %s", line, got.code, got.err)
-			}
-		}
-		r.address("10.0.0.1/24")
-		says := regexp.MustCompile(`(?s)^to 10.0.0.7, by va egress: not known: the rules here cannot be read: .*\n  they leave by va, then vb\n.*\n  path +(tcx|clsact) shapectl`)
-		if got := r.run("explain", "10.0.0.7"); got.code != exitKernel || !says.MatchString(got.out) ||
-			!strings.Contains(r.run("explain", "10.0.0.7", "-j").out, `"verdict": "unknown"`) {
-			t.Errorf("explain: %+v", got)
-		}
-		if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(got.out, maps.ErrOtherLayout.Error()) {
-			t.Errorf("doctor: %+v", got)
-		}
-		for _, args := range [][]string{{file}, {}} {
-			w := r.watch(args...)
-			w.says(maps.ErrOtherLayout.Error())
-			testenv.Must(t, w.cmd.Process.Kill())
-		}
-		if out := r.ok("flush", "vb"); out != "no rules on vb\n" {
-			t.Errorf("flush of a device without rules: %q", out)
-		}
-		if now := r.attached(); !slices.Equal(now, attached) {
-			t.Errorf("commands changed\n%v, to\n%v", attached, now)
-		}
-
-		const deleted = "deleted: va egress: all rules, which this shapectl could not read\n"
-		r.prints(deleted, "flush", "va")
-		r.nothingLeft()
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		r.prints(deleted, "flush", "--all")
-		r.nothingLeft()
-
-		// Of a device that was deleted, too.
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-		r.refused(exitKernel, maps.ErrOtherLayout.Error(), "show")
-		if out := r.ok("flush", "--all"); !strings.HasPrefix(out, "deleted: device ") {
-			t.Errorf("flush: %q", out)
-		}
-		testenv.Veth(t, "va", "vb")
-		r.nothingLeft()
-	})
 }
 
 // A command that does not see the bpffs because of mounts of its own, as in `ip netns exec`, changes nothing and says what to do.

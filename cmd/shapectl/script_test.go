@@ -315,6 +315,12 @@ func (s *script) does(line string) (found result) {
 		in(ns.Do(func() error { return addVeth(words[1], words[2]) }))
 	case "tun": // DEVICE, without a link header
 		testenv.AddLink(s.t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: rest}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
+	case "keep-attached":
+		s.kept = s.attached()
+	case "attached-kept": // pins and programs
+		if now := s.attached(); !slices.Equal(now, s.kept) {
+			s.fail("attached were %v, and are %v", s.kept, now)
+		}
 	case "nothing-left":
 		s.rig.nothingLeft()
 	case "no-pins": // for where there is no va
@@ -325,6 +331,12 @@ func (s *script) does(line string) (found result) {
 		found.out = strconv.Itoa(len(s.hooks()))
 	case "names": // COMMAND: the rules and pools that it has in JSON
 		found.out = names(s.rows(words...))
+	case "guarantees": // COMMAND: those of its rules and pools that have one
+		for _, row := range s.rows(words...) {
+			if row.GuaranteeBits != 0 {
+				found.out += names([]shownRule{row}) + "\n"
+			}
+		}
 	case "decide": // COMMAND: those of its rules that decide
 		found.out = names(slices.DeleteFunc(s.rows(words...), func(row shownRule) bool { return row.Decides == nil || !*row.Decides }))
 	case "bridged":

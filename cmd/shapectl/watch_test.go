@@ -220,51 +220,6 @@ func TestRemovedPolicy(t *testing.T) {
 	r.nothingLeft()
 }
 
-// A change that expired is not tried on devices that appear, until the file is edited.
-func TestWatchExpiredChange(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	policy := func(rate string) string { return "devices: {va*: {egress: {10.0.0.0/24: " + rate + "}}}\n" }
-	file := r.policy(policy("1mbit"))
-	good := filepath.Join(t.TempDir(), "good.yaml")
-	r.ok("apply", file, "--last-good", good)
-	start := func() *process { return r.watch(file, "--last-good", good) }
-	w := start()
-	appears := func(name, from string) {
-		t.Helper()
-		testenv.Veth(t, name, "peer"+name)
-		w.says(name + " egress: 1 rule of " + from)
-	}
-	r.writeFile(file, policy("2mbit"))
-	r.ok("apply", file, "--confirm", "1s")
-	sleepUntil(r.pending())
-	appears("va0", file)
-	w.ends(syscall.SIGTERM)
-	w = start()
-	appears("va1", file)
-	r.writeFile(file, policy("3mbit"))
-	appears("va2", file)
-	w.ends(syscall.SIGTERM)
-	w = start()
-	appears("va3", file)
-
-	// A device appears while a change is pending, and another one after it reverted, but the file was edited meanwhile.
-	r.writeFile(file, policy("4mbit"))
-	r.ok("apply", file, "--confirm", "3s")
-	until := r.pending()
-	appears("va4", file)
-	r.writeFile(file, policy("5mbit"))
-	appears("va5", file)
-	sleepUntil(until)
-	appears("va6", file)
-	var want []string
-	for device, mbit := range map[string]int{"va": 1, "va0": 1, "va1": 1, "va2": 3, "va3": 3, "va4": 3, "va5": 5, "va6": 5} {
-		want = append(want, fmt.Sprintf("%s egress 10.0.0.0/24 %d000000", device, mbit))
-	}
-	r.has(want...)
-	w.ends(syscall.SIGTERM)
-}
-
 // A device that appears while a change is pending has the rules that are in force: those of the change, until it reverts.
 func TestWatchWhileAChangeIsPending(t *testing.T) {
 	t.Parallel()
