@@ -327,6 +327,8 @@ func (s *script) does(line string) (found result) {
 		if pins := s.pins(); len(pins) > 0 {
 			s.fail("pins are left: %v", pins)
 		}
+	case "until-no-pins":
+		testenv.Eventually(s.t, s.line, func() bool { return len(s.pins()) == 0 })
 	case "hooks":
 		found.out = strconv.Itoa(len(s.hooks()))
 	case "names": // COMMAND: the rules and pools that it has in JSON
@@ -358,6 +360,8 @@ func (s *script) does(line string) (found result) {
 		s.daemon = s.watch(shellWords(s.with(rest))...)
 	case "says": // TEXT, once more than before
 		s.daemon.says(strings.ReplaceAll(s.with(rest), " | ", "\n"))
+	case "said": // so far
+		found.err = s.daemon.err.String()
 	case "reload":
 		in(s.daemon.cmd.Process.Signal(unix.SIGHUP))
 	case "ends": // serve ends well; what it said but for what it watches

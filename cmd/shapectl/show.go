@@ -52,19 +52,25 @@ full. Instead of a device, write an address, a network, or a name:
             the name of a pool stands for it and for all that is within it;
             the exact name of a rule or pool wins over an address
 
-PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are measured over that time. OF RATE
-is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. With --sort excess, EXCESS
-is the share of packets that were excess or delayed. A RATE such as 5mbit/pool is that of the pool: all that is within
-the pool shares it. With --shadow, use, dropped and excess all sort by WOULD DROP.
-With --names, each name of rules has a line with both directions, summed up. A rate there is the most that its rules
-and the pools that only it has let through; POOL is the one above, which it shares with others. FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
-penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
-With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
-is what passed beyond a guarantee. DROPPED of a pool is the share that the packets of all rules within it lost, whoever
-dropped them. Without --interval, it is left out if rules were set after the pool or before it. REFUSED is what the pool
-dropped itself, as a share of the packets that it passed or dropped.
-Columns without values are left out, and on a narrow screen without --wide also others, which a line below names. An
-argument that matches no device and no rule is an error (exit code 1).
+Columns without values are left out, and on a narrow screen without --wide also others, which a line below names:
+
+  PASSED    since the rule was set
+  DROPPED   the share of packets, since then or over the --interval; of a pool, the
+            share that all rules within it lost, whoever dropped them; left out
+            without --interval if rules were set after the pool or before it
+  REFUSED   the share of packets that the pool dropped itself
+  EXCESS    the share of packets that were excess or delayed
+  USE       the rate that passed over the --interval; OF RATE is its share of the
+            rate, if the rule has one bucket
+  RATE      5mbit/pool is the rate of the pool, which all within it share
+  FULL      how full bucket and queue are; above 100 % while a penalty lasts, after
+            a packet larger than the bucket, and while --excess ecn marks packets
+  BORROWED  what passed beyond a guarantee
+
+With --names, each name has a line with both directions, summed up. Its RATE is the most that its rules, and the pools
+that only it has, let through; POOL is the one above, which it shares with others. With --tree, each pool comes with all
+that is within it, in the order of --sort; --top counts in each pool. With --shadow, use, dropped and excess all sort by
+WOULD DROP. An argument that matches no device and no rule is an error (exit code 1).
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
