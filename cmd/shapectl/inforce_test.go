@@ -90,7 +90,7 @@ func TestDetachedProgramIsAttachedAgain(t *testing.T) {
 		s.says(device + " egress: attached again")
 		events.says(device + " egress: attached again")
 	}
-	r.has(append(watchedVA(), "vb egress 10.0.0.0/24 1000000")...)
+	r.has("va egress 10.0.0.0/24 1000000", "va egress 10.0.0.9/32 0", "va ingress 10.0.0.0/24 3000000", "vb egress 10.0.0.0/24 1000000")
 }
 
 // A flush takes the record of the policy with the rules. What is missing then, doctor asks a serve that follows a file.

@@ -29,7 +29,8 @@ import (
 //	COMMAND 2=> TEXT   says TEXT on stderr; 2=^ and so on are the same for stderr
 //	:until COMMAND     the same, until it is so
 //
-// A command that ends with <<TEXT gets a file with the policy TEXT as its last argument, of which $FILE is the path. Lines that begin with a colon are the methods of script below.
+// A command that ends with <<TEXT gets a file with the policy TEXT as its last argument, of which $FILE is the path. Lines that
+// begin with a colon are for the test itself: see does.
 func TestScripts(t *testing.T) {
 	paths, err := filepath.Glob("testdata/scripts/*.txt")
 	if err != nil || len(paths) == 0 {

@@ -177,11 +177,6 @@ const (
 ` + watchedTap
 )
 
-// What watched has for va.
-func watchedVA() []string {
-	return []string{"va egress 10.0.0.0/24 1000000", "va egress 10.0.0.9/32 0", "va ingress 10.0.0.0/24 3000000"}
-}
-
 // Limits do not come back after somebody removed their file, whatever copy there is.
 func TestRemovedPolicy(t *testing.T) {
 	t.Parallel()
