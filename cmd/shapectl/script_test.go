@@ -95,7 +95,7 @@ func (s *script) run(lines []string, from int) {
 			continue
 		}
 		s.line = fmt.Sprintf("%s:%d: %s", s.path, from+i+1, line)
-		marks := scriptMark.FindAllStringSubmatchIndex(line, -1)
+		marks := slices.DeleteFunc(scriptMark.FindAllStringSubmatchIndex(line, -1), func(m []int) bool { return m[1] < len(line) && line[m[1]] != ' ' })
 		command, checks := line, [][2]string{}
 		for j, m := range marks {
 			end := len(line)
@@ -105,7 +105,7 @@ func (s *script) run(lines []string, from int) {
 			if j+1 < len(marks) {
 				end = marks[j+1][0]
 			}
-			checks = append(checks, [2]string{line[m[2]:m[3]], s.with(strings.TrimSpace(line[m[1]:end]))})
+			checks = append(checks, [2]string{line[m[2]:m[3]], strings.TrimSpace(line[m[1]:end])})
 		}
 		until, waits := strings.CutPrefix(command, ":until ")
 		rest, isOurs := strings.CutPrefix(command, ":")
@@ -116,7 +116,7 @@ func (s *script) run(lines []string, from int) {
 		case isOurs:
 			wrong = s.wrong(s.does(rest), checks)
 		case len(checks) == 1 && checks[0][0][0] == '!':
-			s.isRefusal(s.line, s.command(command), int(checks[0][0][1]-'0'), checks[0][1])
+			s.isRefusal(s.line, s.command(command), int(checks[0][0][1]-'0'), s.with(checks[0][1]))
 		default:
 			wrong = s.wrong(s.command(command), checks)
 		}
@@ -126,7 +126,7 @@ func (s *script) run(lines []string, from int) {
 	}
 }
 
-var scriptMark = regexp.MustCompile(` (2?(?:=>|=/>|==|=/?~|=\^|=\$|=\d+x)|!\d|\?\d)(?: |$)`)
+var scriptMark = regexp.MustCompile(` (2?(?:=>|=/>|==|=/?~|=\^|=\$|=\d+x)|!\d|\?\d)`)
 
 func (s *script) fail(format string, args ...any) { s.t.Errorf(s.line+": "+format, args...) }
 
@@ -160,7 +160,7 @@ func shellWords(line string) (words []string) {
 func (s *script) wrong(got result, checks [][2]string) string {
 	code, mayTell := exitDone, false
 	for _, c := range checks {
-		mark, text := c[0], c[1]
+		mark, text := c[0], s.with(c[1])
 		if mark[0] == '?' {
 			code, mayTell = int(mark[1]-'0'), true
 			continue
@@ -170,19 +170,19 @@ func (s *script) wrong(got result, checks [][2]string) string {
 			said = got.err
 		}
 		whole := strings.ReplaceAll(strings.TrimSuffix(said, "\n"), "\n", " | ")
-		is := func(text string) bool { // one that is folded may end its lines anywhere
-			switch text, want := bare(text), bare(c[1]); mark {
+		is := func(said string) bool { // one that is folded may end its lines anywhere
+			switch said, want := bare(said), bare(text); mark {
 			case "=>", "=/>":
-				return strings.Contains(text, want)
+				return strings.Contains(said, want)
 			case "=^":
-				return strings.HasPrefix(text, want)
+				return strings.HasPrefix(said, want)
 			case "=$":
-				return strings.HasSuffix(text, want)
+				return strings.HasSuffix(said, want)
 			case "=~", "=/~":
-				return regexp.MustCompile(want).MatchString(text)
+				return regexp.MustCompile(want).MatchString(said)
 			default:
 				times, _ := strconv.Atoi(strings.Trim(mark, "=x"))
-				return strings.Count(text, want) == times
+				return strings.Count(said, want) == times
 			}
 		}
 		ok := whole == text
