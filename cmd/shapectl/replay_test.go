@@ -106,6 +106,7 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},
+		{pcapTrace + " --rate 1mbit --share host --nat", "does not tell which hosts are behind NAT; leave --nat out"},
 		{pcapTrace + " --rate 1mbit --within uplink", "--within needs the pools of a policy"},
 		{csvTrace + " --rate 1mbit --match src", "no addresses"},
 		{csvTrace + " --rate 1mbit --algorithm srtcm --colour-aware", "only with a column dscp"},
