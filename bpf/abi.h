@@ -57,7 +57,7 @@ enum layout {
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
-	KINDS = 8,	/* of hooks */
+	KINDS = 16,	/* of hooks */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
@@ -498,7 +498,7 @@ struct view {
 	/* For user space. */
 	__u32 retired; /* change.epoch when the other version was replaced, 0 for never */
 	__u32 ifindex; /* 0 if the view is free */
-	__u8 device[16]; /* its name when the view was allocated */
+	__u8 device[112]; /* its name when the view was allocated, or that of a cgroup */
 	__u8 ingress;
 	__u8 match_src;
 	__u8 attached; /* the hook was attached; 0 if a command was killed before that */
@@ -507,7 +507,6 @@ struct view {
 		__u8 count4, count6;
 		__u8 list[LENGTHS6 + LENGTHS4]; /* those of IPv4 from LENGTHS6 on */
 	} use[2];
-	__u8 room[96];
 	/* Programs count frames here that no rule limits, because they are neither IP nor ARP. */
 	__u64 other_frames;
 	__u64 other_bytes;
@@ -534,6 +533,7 @@ struct hook {
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 view_mask; /* views - 1 */
 	__u32 kind;	 /* of the hook: the index of its program in programs */
+	__u32 adds_headers; /* wire_len is not that of all segments, or cannot be read */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever its headers say */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can choose colliding keys or prefixes */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */

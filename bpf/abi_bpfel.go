@@ -153,9 +153,9 @@ type AbiHook struct {
 	VirtualClock  uint8
 	ViewMask      uint32
 	Kind          uint32
+	AddsHeaders   uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -220,7 +220,7 @@ const (
 	AbiLayoutLENGTHS4        AbiLayout = 33
 	AbiLayoutLENGTHS6        AbiLayout = 129
 	AbiLayoutNO_LENGTH       AbiLayout = 255
-	AbiLayoutKINDS           AbiLayout = 8
+	AbiLayoutKINDS           AbiLayout = 16
 	AbiLayoutRULE_MAPS       AbiLayout = 8
 	AbiLayoutLABEL_BYTES     AbiLayout = 40
 	AbiLayoutLISTENERS       AbiLayout = 8
@@ -404,7 +404,7 @@ type AbiView struct {
 	Ifb      uint32
 	Retired  uint32
 	Ifindex  uint32
-	Device   [16]uint8
+	Device   [112]uint8
 	Ingress  uint8
 	MatchSrc uint8
 	Attached uint8
@@ -415,7 +415,6 @@ type AbiView struct {
 		Count6 uint8
 		List   [162]uint8
 	}
-	Room        [96]uint8
 	OtherFrames uint64
 	OtherBytes  uint64
 }

@@ -138,6 +138,9 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return err
 		}
+		if dev.IsCgroup() {
+			return inputf("a line is a device; for one rate of %s in each direction, write %s", plain.Line(dev.Name), e.suggest("set", dev.Name, "--rate", "20mbit"))
+		}
 		if dev.Loopback {
 			return inputf("%s is the loopback device, which leads nowhere; give the device of the line, see 'ip route show default'", plain.Line(dev.Name))
 		}

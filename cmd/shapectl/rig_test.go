@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -28,6 +30,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		serveSocket = cmp.Or(os.Getenv(socketEnv), serveSocket)
 		main()
+	}
+	if what := os.Getenv(trafficEnv); what != "" {
+		traffic(what)
 	}
 	flag.Set("test.parallel", "4") // unless the command line says otherwise: tests mostly wait
 	os.Exit(m.Run())
@@ -203,6 +208,12 @@ func (r *rig) send(to string, packets, bytes int) {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// remove deletes a device.
+func (r *rig) remove(device string) {
+	r.t.Helper()
+	testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, device)))
 }
 
 func frameTo(to string, bytes int) []byte {

@@ -73,7 +73,7 @@ func budget(perSecond int) uint32 {
 
 // pair loads the programs of a kind, once.
 func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (pair, error) {
-	kind := program.KindOf(d, match, l2Bytes)
+	kind := program.KindOf(d, match, netinfo.Device{L2Bytes: l2Bytes})
 	if p, ok := o.kinds[kind]; ok {
 		return p, nil
 	}

@@ -136,7 +136,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	for name, count := range map[string]uint32{
 		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
-		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1,
+		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1, cgroupWorks: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
@@ -149,7 +149,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
-		if m != nil && name != hookMap && name != bpf.ShapectlMapPrograms && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
+		if m != nil && name != hookMap && !holdsPrograms(name) && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
 			m, err = m.Clone()
 		} else if err = step.Try("make a map"); err == nil {
 			m, err = ebpf.NewMap(want)
@@ -187,12 +187,17 @@ func Open(dir string, writing bool) (*Store, error) {
 		case !errors.Is(err, fs.ErrNotExist):
 			s.Close()
 			return nil, fmt.Errorf("open %s: %w", path, err)
-		case name != bpf.ShapectlMapPrograms:
+		case !holdsPrograms(name):
 			s.Close()
 			return nil, PinError(path)
 		}
 	}
 	return s, s.attach()
+}
+
+// holdsPrograms reports whether a map has the programs of a generation.
+func holdsPrograms(name string) bool {
+	return name == bpf.ShapectlMapPrograms || name == bpf.ShapectlMapCgroupPrograms
 }
 
 // attach reads the settings and maps the arrays; on failure the store is closed.
