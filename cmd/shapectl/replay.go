@@ -288,14 +288,14 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	l := replay.Limits{Match: o.limit.match}
 	networks := o.networks
 	switch {
+	case bool(o.limit.NAT):
+		return l, errors.New("a trace does not tell which hosts are behind NAT; leave --nat out")
 	case in.Addressed && len(networks) == 0:
 		networks, _ = policy.ParseNetworks("any")
 	case !in.Addressed && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
 	case bool(o.limit.Colours.Aware) && !in.HasDSCPs:
 		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
-	case bool(o.limit.NAT):
-		return l, errors.New("a trace does not tell which hosts are behind NAT; leave --nat out")
 	case slices.ContainsFunc(networks, policy.IsMark):
 		return l, errors.New("a trace does not tell of marks and VLANs; name a network instead")
 	case !in.Addressed:
