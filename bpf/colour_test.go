@@ -421,7 +421,7 @@ func TestColouredShadow(t *testing.T) {
 	r.paint(e, addr("10.1.1.1"), 4, now)
 	shadow, _ := r.set.Store.Shadow(e)
 	c := r.set.Store.Counters(shadow.ID)
-	if c.GreenPackets != 2 || c.YellowPackets != 1 || c.RedPackets != 1 {
+	if c.GreenPackets != 2 || c.YellowPackets != 1 || c.RedPackets != 1 || c.ExcessPackets != 2 {
 		t.Errorf("the same limit counts %+v", c)
 	}
 }

@@ -408,6 +408,17 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// A packet that just fits is no excess of the shadow of a pool.
+func TestShadowOfPoolIsFull(t *testing.T) {
+	f := newForest(t, 4)
+	f.putIn(pool("p", policy.Rule{Rate: 8e6, Capacity: 10_000, Shadow: policy.Shadow{Rate: 8e6, Capacity: 2000}}), start)
+	s := f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "p"}, start)
+	for range 3 {
+		f.offer(s, addr("10.0.0.1"), start, 1000, false)
+	}
+	f.counted()
+}
+
 // Pools in random trees pass no more than their limits, over any window, whatever their rules do with excess packets, and with
 // keys that find no slot. What a pool refuses does not pass by a penalty, and is not charged.
 func TestPoolsBoundAllRules(t *testing.T) {

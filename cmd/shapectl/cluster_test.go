@@ -71,7 +71,7 @@ func TestClusterStatus(t *testing.T) {
 		return len(m) == 2 && m[0].State == report.Silent && m[1].LeaseBits == 90_000_000
 	})
 	text = bare(r.ok("cluster", "status", "customer-7"))
-	for _, want := range []string{"2 hosts (1 silent)", "gate-1 up - - - 10.0mbit", "'shapectl cluster forget customer-7 HOST'"} {
+	for _, want := range []string{"2 hosts (1 silent); 0 used, 100mbit leased", "gate-1 up - - - 10.0mbit", "'shapectl cluster forget customer-7 HOST'"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the status has no %q: %s", want, text)
 		}

@@ -302,6 +302,17 @@ func TestFlushedHost(t *testing.T) {
 	}
 }
 
+// In a direction that has rules already, serve makes no pool of a host, and so none of its rules.
+func TestWatchLeavesDirectionOfHost(t *testing.T) {
+	h := newHome(t)
+	h.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	w := h.watch(h.policy(tabletLimit))
+	h.gets("192.168.1.7/24")
+	w.says("va: added 192.168.1.7 of tablet (3c:22:fb:12:34:56), ingress")
+	h.has("pool va ingress tablet", "va egress 10.0.0.0/24 of  in ", "va ingress 192.168.1.7/32 of tablet in va ingress tablet")
+	w.ends(syscall.SIGTERM)
+}
+
 // The pools of a host go with its rules, so that nothing of it is left to export or to serve. The device's own pools go with it.
 func TestDeleteHost(t *testing.T) {
 	h := newHome(t)

@@ -301,12 +301,16 @@ func TestServeWatches(t *testing.T) {
 		testenv.Must(t, os.WriteFile(policy, []byte("devices:\n  v*:\n    egress: {10.0.0.0/24: "+rate+"}\n"), 0o600))
 	}
 	r.env["WATCHDOG_USEC"] = "2000000"
-	s := r.serve(policy) // there is no such file yet
+	token := filepath.Join(t.TempDir(), "token")
+	testenv.Must(t, os.WriteFile(token, []byte("0123456789abcdef"), 0o600))
+	s := r.serve(policy, "--token-file", token) // there is no such policy yet
 	s.isTold("WATCHDOG=1")
 	write("7mbit")
+	testenv.Must(t, os.Remove(token))
 	testenv.Must(t, s.cmd.Process.Signal(syscall.SIGHUP))
 	s.isTold("RELOADING=1\nMONOTONIC_USEC=")
 	s.isTold("READY=1")
+	s.says("still using the one that was read before")
 	s.says("was read again")
 	testenv.Veth(t, "vc", "vd")
 	testenv.Eventually(t, "the device that appears has a rule", func() bool { return len(r.show("vc")) == 1 })

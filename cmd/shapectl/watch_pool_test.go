@@ -48,6 +48,7 @@ func (r *rig) isAgreed(file, says string) {
 // apply and diff limit more devices of a pattern than have room for their guarantees. Those with a guarantee keep it.
 func TestApplyWithoutRoom(t *testing.T) {
 	r := newRig(t)
+	testenv.Must(t, addVeth("old", "peer8"))
 	r.taps(2)
 	file := r.policy(`pools: {uplink: {rate: 10mbit, share: member}}
 devices:
@@ -61,7 +62,7 @@ devices:
 	if got := r.run("apply", file); got.code != exitDone {
 		t.Errorf("apply: %+v", got)
 	}
-	testenv.Must(t, addVeth("tap0", "peer0"))
+	rename(t, "old", "tap0") // which takes nothing from those that have guarantees
 	says := "shapectl: no room for the guarantees of 1 of 3 devices: tap0; until there is room, they get what other guarantees leave, at worst nothing\n" +
 		file + `:1:9: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n"
 	if got := r.run("diff", file); got.code != exitDiffers || got.err != says {
@@ -135,7 +136,9 @@ func TestWatchWithoutRoom(t *testing.T) {
 	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
 		t.Errorf("it is not as the policy says: %s", out)
 	}
-	w.ends(syscall.SIGTERM)
+	if got := w.ends(syscall.SIGTERM); strings.Count(got.err, "only when there is room") != 2 { // tap2 and tap11
+		t.Errorf("who waits is not told once: %s", got.err)
+	}
 }
 
 // A device that has rules in one direction has its pool for those of the other one.
@@ -204,7 +207,7 @@ func TestRenamedDeviceLeavesItsPool(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.taps(1)
-	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n")
+	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {rate: 1mbit, within: none}}}}\n")
 	r.ok("apply", file)
 	rename(t, "tap0", "tap5")
 	testenv.Must(t, addVeth("tap0", "peer5"))
@@ -215,7 +218,7 @@ func TestRenamedDeviceLeavesItsPool(t *testing.T) {
 	r.doctorSays(exitDegraded, shares)
 	r.ok("confirm")
 	r.ok("delete", "vb", "egress", "any")
-	w.says("tap5 ingress: 2 rules of " + file)
+	w.says("tap5 egress: 2 rules of " + file)
 	r.doctorSays(exitDone)
 	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
 		t.Errorf("it is not as the policy says: %s", out)

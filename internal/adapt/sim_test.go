@@ -263,6 +263,12 @@ func TestSilence(t *testing.T) {
 	if r.delay > 0.25 || !r.silent {
 		t.Errorf("%.0f ms in the queue, silent %v", 1000*r.delay, r.silent)
 	}
+	c := New()
+	c.Decide(start, []Pool{{Name: "p", Rate: 10e6, Min: 1e6, InForce: 10e6, To: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}})
+	c.Next(start)
+	if c.Silent(start + uint64(Every)) {
+		t.Error("a reflector is silent at once")
+	}
 }
 
 // A line whose usual latency rises for good, such as by another route, is adapted to once nobody uses it.

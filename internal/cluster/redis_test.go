@@ -124,6 +124,10 @@ func TestSentinel(t *testing.T) {
 	if want := "127.0.0.1:1,127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
 		t.Errorf("the address is %s", s.Address())
 	}
+	s.conn, second.conn = second.conn, nil // as if this one was the primary before
+	if _, err := s.Renew(t.Context(), []Call{ask(t, New("h", 1), testTime, testPool)}); err == nil || !strings.Contains(err.Error(), "it is a replica") {
+		t.Errorf("to a replica: %v", err)
+	}
 	grant(t, s)
 	watch := openRedis(t, Options{URL: "redis://127.0.0.1:" + sentinel})
 	testenv.Eventually(t, "Sentinel knows the replica", func() bool {

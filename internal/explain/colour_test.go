@@ -78,6 +78,9 @@ func TestJudgeColours(t *testing.T) {
 		if stop.Verdict != test.verdict || !strings.Contains(got, test.says) {
 			t.Errorf("%s: %s, want %s, %q: %s", test.name, stop.Verdict, test.verdict, test.says, text.String())
 		}
+		if in := stop.Bucket.GreenInNS; in != nil && stop.Verdict == "drop" && stop.WaitNS != *in {
+			t.Errorf("%s: it waits %d ns for green, not %d", test.name, stop.WaitNS, *in)
+		}
 		if conforms := stop.Bucket.Conforms; conforms != (stop.Bucket.Colour == "green") || (stop.RefusedBy != nil) != (stop.Bucket.Colour == "red") {
 			t.Errorf("%s: %s, conforms: %v, refused by %v", test.name, stop.Bucket.Colour, conforms, stop.RefusedBy)
 		}

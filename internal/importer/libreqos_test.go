@@ -284,15 +284,16 @@ func TestLibreQoSTouchesOnlyThoseConcerned(t *testing.T) {
 // TestLibreQoSProtects lowers the guarantees of others, and names first who loses most.
 func TestLibreQoSProtects(t *testing.T) {
 	const rows = "Circuit ID,Circuit Name,IPv4,Parent Node,Download Min,Upload Min,Download Max,Upload Max,Comment\n" +
-		"1,Inn,10.0.0.1,Mast,4,,9,9,\n2,Farm,10.0.0.2,Mast,8,,9,9,\n3,Mill,10.0.0.3,Mast,4,,9,9,SLA 4/4 kept\n"
+		"1,Inn,10.0.0.1,Mast,2,,9,9,\n2,Farm,10.0.0.2,Mast,8,,9,9,\n3,Mill,10.0.0.3,Mast,4,,9,9,SLA 4/4 kept\n"
 	for _, test := range []struct {
 		protect    []string
 		want, line string
 		notes      int
 	}{
-		{nil, "2mbit 4mbit 2mbit", `less: lowered guarantee, 3 times, such as line 3 ("Farm (2)" down: 4mbit of 8mbit, because 16mbit are guaranteed within "Mast down", whose rate is 10mbit); `, 1},
-		{[]string{"*SLA*"}, "2mbit 4mbit 4mbit", "", 1},
-		{[]string{"3", "Farm", "4"}, "2mbit 4mbit 2mbit", "", 2}, // as even these do not fit
+		{nil, "1mbit 4mbit 2mbit", `less: lowered guarantee, 3 times, such as line 3 ("Farm (2)" down: 4mbit of 8mbit, because 14mbit are guaranteed within "Mast down", whose rate is 10mbit); `, 1},
+		{[]string{"*SLA*"}, "1mbit 4mbit 4mbit", "", 1},
+		{[]string{"Inn", "Farm"}, "2mbit 8mbit none", "", 1},     // which just fit
+		{[]string{"3", "Farm", "4"}, "1mbit 4mbit 2mbit", "", 2}, // as even these do not fit
 	} {
 		i, err := LibreQoS(File{"f", strings.NewReader(rows)}, File{"n", strings.NewReader(`{"Mast": {"downloadBandwidthMbps": 10}}`)},
 			LibreQoSOptions{Device: "eth1", Protect: test.protect})

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -154,6 +156,20 @@ func TestTCLive(t *testing.T) {
 			testenv.Must(t, err)
 			golden(t, "tc/"+name+".golden", transcript(t, imported))
 		})
+	}
+}
+
+// TestFlower reads each address that a flower filter can have.
+func TestFlower(t *testing.T) {
+	for key, want := range map[uint16]string{
+		nl.TCA_FLOWER_KEY_IPV4_DST: "to 10.0.0.1", nl.TCA_FLOWER_KEY_IPV4_SRC: "from 10.0.0.1",
+		nl.TCA_FLOWER_KEY_IPV6_DST: "to 2001:db8::1", nl.TCA_FLOWER_KEY_IPV6_SRC: "from 2001:db8::1",
+	} {
+		_, address, _ := strings.Cut(want, " ")
+		f := term{conditions: conditions{networks: everything}}
+		if f.flower(attributes{key: netip.MustParseAddr(address).AsSlice()}); f.describe() != "packets "+want {
+			t.Errorf("%s instead of packets %s", f.describe(), want)
+		}
 	}
 }
 

@@ -193,4 +193,6 @@ func TestLine(t *testing.T) {
 	says()
 	set(policy.Limit{Rate: 20e6})
 	step(lookEvery, false)
+	testenv.Must(t, other.Pools(k.Options, func(*maps.Set) bool { return true })) // as this one has none
+	other.Close()
 }

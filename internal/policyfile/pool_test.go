@@ -39,25 +39,29 @@ func TestManyPools(t *testing.T) {
 	}
 }
 
-// A pool has the options of its plan, and its own win.
+// A pool has the options of its plan, and its own win. The defaults say nothing of rates, and who has them.
 func TestPoolsWithPlans(t *testing.T) {
-	const text = `plans:
+	const text = `defaults: {rate: 3mbit, guarantee: 1mbit, within: uplink, weight: 3, shadow: {rate: 2mbit}}
+plans:
   gold: {rate: 50mbit, guarantee: 5mbit, within: uplink, share: flow, name: Gold 50, note: sold}
 pools:
   uplink: 1gbit
   home-1: gold
-  ap: {rate: 100mbit, within: uplink, guarantee: 50mbit}
+  ap: {rate: 100mbit, within: uplink}
   home-2: {plan: gold, rate: 60mbit, within: ap}
   home-3: {plan: gold, within: none, note: free}
 devices:
   eth0: {egress: {10.0.0.1: {within: home-1}}}
   tap*: {pool: {plan: gold, weight: 2}, egress: {any: {}}}
+  tun*: {egress: {pool: 5mbit, 02:00:00:00:00:01: unlimited}}
 `
 	tables := mustTables(t, mustParse(t, text), Device{Name: "eth0", L2Bytes: 14}, Device{Name: "tap0", L2Bytes: 14})
-	want := `  home-1: {rate: 50mbit, within: uplink, guarantee: 5mbit, share: flow, note: sold}
+	want := `  ap: {rate: 100mbit, within: uplink}
+  home-1: {rate: 50mbit, within: uplink, guarantee: 5mbit, share: flow, note: sold}
   home-2: {rate: 60mbit, within: ap, guarantee: 5mbit, share: flow, note: sold}
   home-3: {rate: 50mbit, share: flow, note: free}
   tap0: {rate: 50mbit, within: uplink, weight: 2, share: flow, waits: 5mbit, owner: tap0, note: sold}
+  uplink: 1gbit
 `
 	if got := written(t, tables); !strings.Contains(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

@@ -42,13 +42,14 @@ const (
 	retry = time.Second
 	// lookEvery is the interval of looks for room while a guarantee waits.
 	lookEvery = 2 * time.Second
-	// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
-	rollbackFor = time.Hour
 )
 
 // sweepEvery is the interval of searches for leftovers of network namespaces, whose end is no event here.
 // Rules that something else has detached limit nothing until then.
 var sweepEvery = 10 * time.Second
+
+// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
+var rollbackFor = time.Hour
 
 // A Reconciler applies a policy to the devices of a network namespace: the one in force, or that of the file of Load.
 type Reconciler struct {

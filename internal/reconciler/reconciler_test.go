@@ -20,16 +20,23 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The end of a network namespace is no event in another one, but its leftovers are removed.
+// The end of a network namespace is no event in another one, but its leftovers are removed, and so is what an old change left.
 func TestSweep(t *testing.T) {
-	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
-	sweepEvery = 10 * time.Millisecond
+	defer func(every, after time.Duration) { sweepEvery, rollbackFor = every, after }(sweepEvery, rollbackFor)
+	sweepEvery, rollbackFor = 10*time.Millisecond, 0
 	options := loader.Options{BPFFS: testenv.BPFFS(t)}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {}\n"), 0o600))
 	r := &Reconciler{Options: options, OnApply: func(Event) {}, OnNotice: func(string) {}, OnWarning: func(err error) { t.Error(err) }}
 	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
+	testenv.Veth(t, "tap0", "x")
+	testenv.Must(t, limit(options, "tap0"))
+	n, err := loader.Write(options)
+	testenv.Must(t, err)
+	_, err = n.Apply(nil, loader.ApplyOptions{})
+	n.Close()
+	testenv.Must(t, err)
 	ready, end := start(t, r, watched)
 	<-ready
 

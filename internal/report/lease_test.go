@@ -18,6 +18,12 @@ func TestRateNow(t *testing.T) {
 			t.Errorf("%s, not %s", got, want)
 		}
 	}
+	r := remade(shownPool("home", "", 0, 0, 0), func(it *live.Item) {
+		it.Rate, it.At, it.Lease = 10e9, 3e9, &maps.Lease{Rate: 3e9, Safe: 1e9, Until: 5e9}
+	})
+	if got, want := r.lease(), "3.00gbit of 10gbit for 2s unless renewed, then 1.00gbit"; got != want {
+		t.Errorf("%s, not %s", got, want)
+	}
 }
 
 // TestPoolRate has rules that have only pools: one with a lease, and one that was not read.

@@ -321,7 +321,7 @@ func TestHost(t *testing.T) {
 	_, port, _ := net.SplitHostPort(r.tcp)
 	for host, status := range map[string]int{
 		"localhost": 200, "localhost:" + port: 200, "LOCALHOST.": 200, "127.0.0.1": 200, "127.0.0.1:" + port: 200, "limits.example": 200, "Limits.Example:443": 200,
-		"203.0.113.5": 200, "[2001:db8::5]:443": 200, "127.0.0.1.": 200, // the first two by an address translation
+		"203.0.113.5": 200, "[2001:db8::5]:443": 200, "[2001:db8::5]": 200, "127.0.0.1.": 200, // the first two by an address translation
 		"evil.example": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "192.0.2.1": 421, "[::1]": 421, "0x7f000001": 421, "127.1": 421,
 	} {
 		r.wants(status, r.overTCP(), request{method: "GET", path: "/read", headers: []string{"Host: " + host}})
@@ -382,6 +382,13 @@ func TestBounds(t *testing.T) {
 	r.wants(413, r.overTCP(), request{method: "POST", path: "/ask", body: strings.Repeat(" ", 1001)})
 	r.wants(400, r.overTCP(), request{method: "GET", path: "/large"})
 	r.wants(400, r.overTCP(), request{method: "GET", path: "/read", body: "x"})
+	chunked, err := http.NewRequest("GET", "http://localhost/read", io.MultiReader(strings.NewReader("x"))) // of unknown length
+	testenv.Must(t, err)
+	answer, err := r.overTCP().Do(chunked)
+	testenv.Must(t, err)
+	if answer.Body.Close(); answer.StatusCode != 400 {
+		t.Errorf("a GET with a body: %s", answer.Status)
+	}
 	if status, text, _ := r.do(r.overTCP(), request{method: "GET", path: "/read", headers: []string{"X: " + strings.Repeat("x", 2*maxHeader)}}); status != 431 && status != 0 {
 		t.Errorf("a large header: %d %s", status, text) // or the connection is closed before all of it was sent
 	}
@@ -441,6 +448,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 	var over []func()
 	for i, n := range k[:5] {
+		c.busy(k[1])() // which has an answer in between
 		over = append(over, c.holds(n, MaxAnswer))
 		if want := i == 4; k[0].gone != want {
 			t.Errorf("with %d answers to take, the first client is gone: %v", i+1, k[0].gone)

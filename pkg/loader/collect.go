@@ -187,6 +187,16 @@ func Leftovers(o Options) (left []string, err error) {
 // Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
 // far as this process may look. others is whether other namespaces have pins: these limits may be theirs, as devices move.
 func Elsewhere(n *Namespace, which func(device string, d policy.Direction) bool) (found []string, others bool) {
+	if found = n.elsewhere(which); found != nil && !n.pins.writing { // another command may have attached them since n was opened
+		if now, err := Read(n.pins.options); err == nil {
+			found = now.elsewhere(which)
+			now.Close()
+		}
+	}
+	return found, len(n.pins.place.others()) > 0
+}
+
+func (n *Namespace) elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
 	devices, _ := netinfo.Devices()
 	for _, dev := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
@@ -195,7 +205,7 @@ func Elsewhere(n *Namespace, which func(device string, d policy.Direction) bool)
 			}
 		}
 	}
-	return found, len(n.pins.place.others()) > 0
+	return found
 }
 
 // EndOldChange ends the last change for good if it is over, older than an age, and has

@@ -301,18 +301,22 @@ func TestKilledRollback(t *testing.T) {
 	}
 }
 
-// A pool from which a rule draws before a change may go only once the change is over.
+// A pool from which a rule draws before a change may go only once the change is over, and then the one above it, too.
 func TestUnusedPools(t *testing.T) {
 	r := newRig(t, shapemaps.Size{Rules: 4, Buckets: 4, Labels: 16, Pools: true})
-	_, err := r.Store.Pools().Put(policy.Rule{Prefix: policy.PoolKey("gold"), Pool: true, Rate: 8e6, Capacity: 100_000, Label: policy.Label{Name: "gold"}})
-	testenv.Must(t, err)
+	above := policy.Within("")
+	for _, name := range []string{"metal", "gold"} {
+		_, err := r.Store.Pools().Put(policy.Rule{Prefix: policy.PoolKey(name), Pool: true, Rate: 8e6, Capacity: 100_000, Within: above, Label: policy.Label{Name: name}})
+		testenv.Must(t, err)
+		above = policy.Within(name)
+	}
 	unused := func(when string, want int) {
 		t.Helper()
 		if got := r.Store.Unused(func(policy.Rule) bool { return true }); len(got) != want {
 			t.Errorf("%s: %d pools are unused, want %d", when, len(got), want)
 		}
 	}
-	unused("without rules", 1)
+	unused("without rules", 2)
 	one := rule("10.0.0.0/8", 8e6, 100_000)
 	one.Within = "gold"
 	r.put(one)
@@ -323,5 +327,5 @@ func TestUnusedPools(t *testing.T) {
 	r.Store.Commit()
 	unused("while the rule can be within it again", 0)
 	r.Store.Finish()
-	unused("after the change", 1)
+	unused("after the change", 2)
 }

@@ -359,16 +359,10 @@ func actionOption(usual Action, in func(*ColourOptions) *Action, of func(*Colour
 
 const noColoursInPool = "a pool gives packets no colours, so leave it out"
 
-// inherit returns the limit of a shadow with what it has of its rule.
+// inherit returns the limit of a shadow with what it has of its rule, but for what both always share.
 func (l Limit) inherit(r *Rule) Limit {
 	l.Algorithm = r.Algorithm
-	if !r.Algorithm.HasColours() {
-		return l
-	}
-	of, c := &l.Colours, &r.Colours
-	of.PIR, of.EIR = cmp.Or(of.PIR, c.PIR), cmp.Or(of.EIR, c.EIR)
-	of.Aware, of.In = Switch(c.Aware), c.In
-	of.Green, of.Yellow, of.Red = c.Green, c.Yellow, c.Red
+	l.Colours.PIR, l.Colours.EIR = cmp.Or(l.Colours.PIR, r.Colours.PIR), cmp.Or(l.Colours.EIR, r.Colours.EIR)
 	return l
 }
 
