@@ -5,16 +5,21 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/yaml"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -261,6 +266,40 @@ func TestNamespace(t *testing.T) {
 	r.cluster = false
 	r.namespace("shop", nil)
 	r.expect("shop/a egress: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
+}
+
+var (
+	annotates = regexp.MustCompile(`(?m)^kubectl (?:-n (\w+) )?annotate (?:pod|namespace) (\S+) (\S+?)='?([^'\n]+)`)
+	logs      = regexp.MustCompile("(?s)```text\n(.*?)```")
+)
+
+// The page's commands do what it says.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../docs/for/kubernetes.md")
+	testenv.Must(t, err)
+	r := newRig(t)
+	r.namespace("shop", nil)
+	r.start("va", "shop/web-1", policy.MaxRate, "")
+	web := annotations{}
+	for _, c := range annotates.FindAllStringSubmatch(string(page), -1) {
+		if c[1] == "" {
+			r.expect(logs.FindStringSubmatch(string(page))[1], "va egress: 10mbit", "va ingress: 20mbit")
+			r.namespace(c[2], annotations{c[3]: c[4]})
+			continue
+		}
+		web[c[3]] = c[4]
+		r.pod(pod(c[1], c[2], web))
+	}
+	r.cluster = true
+	r.expect("namespace shop egress: 1gbit", "va ingress: within pool")
+}
+
+func TestManifests(t *testing.T) {
+	text, err := os.ReadFile("daemonset.yaml")
+	testenv.Must(t, err)
+	for i, want := range []any{&corev1.ServiceAccount{}, &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &appsv1.DaemonSet{}} {
+		testenv.Must(t, yaml.UnmarshalStrict(bytes.Split(text, []byte("\n---\n"))[i], want))
+	}
 }
 
 // Hundreds of pods change at one moment.

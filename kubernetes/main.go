@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"log"
 	"os"
 	"os/signal"
@@ -20,10 +21,12 @@ func main() {
 	f := follower{
 		node:    os.Getenv("NODE_NAME"),
 		options: loader.Options{BPFFS: os.Getenv("SHAPECTL_BPFFS"), SetupFQ: true, Patience: time.Minute},
-		cluster: os.Getenv("SHAPECTL_STORE") != "",
+		told:    map[string]string{},
 	}
-	if f.node == "" || len(os.Args) > 1 {
-		log.Fatal("shapectl-kubernetes takes no arguments; set NODE_NAME to the name of this node in Kubernetes")
+	flag.BoolVar(&f.cluster, "cluster", false, "the limit of a namespace is for all nodes together; on each, 'shapectl serve' needs a store")
+	flag.Parse()
+	if f.node == "" || flag.NArg() > 0 {
+		log.Fatal("usage: NODE_NAME=NODE shapectl-kubernetes [--cluster]; NODE is the name of this node in Kubernetes")
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
