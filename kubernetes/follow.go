@@ -160,6 +160,7 @@ func (f *follower) sync() error {
 	}
 	// A pod gets into the pool of its namespace first: whatever its own annotation is, it must not escape that.
 	var members, limits []policy.Rule
+	changed := map[policy.Within]bool{}
 	about, had := map[string]string{}, f.before
 	f.before = map[string]before{}
 	for _, p := range pools {
@@ -174,14 +175,14 @@ func (f *follower) sync() error {
 		if group, found := groups[above]; found {
 			above = group.Within
 		}
-		group, err := f.groupOf(pod.Namespace, direction, above)
+		group, err := f.groupOf(pod.Namespace, direction, above, groups)
 		switch {
 		case err != nil:
 			above = p.Within
 		case group.Pool:
 			above = policy.Within(group.Label.Name)
 			if groups[above] != group {
-				groups[above], members = group, append(members, group)
+				groups[above], changed[above] = group, true
 			}
 		}
 		f.tell("namespace "+pod.Namespace+" "+direction, err)
@@ -211,6 +212,9 @@ func (f *follower) sync() error {
 		}
 		f.before[key] = was
 	}
+	for name := range changed {
+		members = append([]policy.Rule{groups[name]}, members...)
+	}
 	if pending := n.Pending(); pending != nil && len(members)+len(limits) > 0 {
 		return pending
 	}
@@ -222,8 +226,8 @@ func (f *follower) sync() error {
 	return dropGroups(n)
 }
 
-// groupOf is the pool of a namespace in a direction, within another pool; the zero Rule for none.
-func (f *follower) groupOf(namespace, direction string, above policy.Within) (policy.Rule, error) {
+// groupOf is the pool of a namespace in a direction; the zero Rule for none. It gets within a pool unless it is within one.
+func (f *follower) groupOf(namespace, direction string, above policy.Within, have map[policy.Within]policy.Rule) (policy.Rule, error) {
 	ns, err := f.namespaces.Get(namespace)
 	if err != nil {
 		return policy.Rule{}, err
@@ -233,7 +237,7 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within) (po
 		return policy.Rule{}, err
 	}
 	name := policy.ShortName("namespace " + namespace + " " + direction)
-	l.Note, l.Within = namespaceNote, above
+	l.Note, l.Within = namespaceNote, cmp.Or(have[policy.Within(name)].Within, above) // pods of networks may differ in it
 	if f.cluster {
 		l.Cluster.Name = policy.ClusterName(name)
 	}
@@ -291,7 +295,7 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	for _, direction := range directions {
 		who := pod.Namespace + "/" + pod.Name + " " + direction
 		l, err := limitOf(pod.Annotations, direction, false)
-		group, _ := f.groupOf(pod.Namespace, direction, "")
+		group, _ := f.groupOf(pod.Namespace, direction, "", nil)
 		switch {
 		case slices.Contains(have, who), l == nil && err == nil && !group.Pool:
 			continue
