@@ -62,7 +62,7 @@ quietly() {
 
 for arch in amd64 arm64; do
 	tar -C "$work" -xzf "$out/$name-linux-$arch.tar.gz"
-	GOARCH=$arch go build -C kubernetes -buildvcs=false -ldflags '-s -w' -o "$work/$name-linux-$arch/bin/" .
+	GOARCH=$arch go build -C kubernetes -buildvcs=false -ldflags '-s -w' -o "$work/$name-linux-$arch/bin/shapectl-kubernetes" .
 	GOARCH=$arch packaging/licences.sh kubernetes >"$work/$name-linux-$arch/share/doc/shapectl/LICENSES/kubernetes.txt"
 	tar -C "$work/$name-linux-$arch" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
 		--transform='s,^,usr/local/,' -cf "$work/$arch.tar" bin/shapectl{,-kubernetes} share/doc/shapectl/LICENSE share/doc/shapectl/LICENSES
