@@ -223,6 +223,9 @@ func (f *follower) sync() error {
 	for _, pod := range pods {
 		f.tellLacking(pod, about)
 	}
+	if len(groups) == 0 {
+		return nil
+	}
 	return dropGroups(n)
 }
 
