@@ -303,7 +303,7 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 		case slices.Contains(have, who), l == nil && err == nil && !group.Pool:
 			continue
 		case pod.Spec.HostNetwork:
-			err = errors.New("a pod with hostNetwork has no device of its own, so it is not limited; remove the annotation")
+			err = errors.New("a pod with hostNetwork has no device of its own, so annotations cannot limit it")
 		case pod.Status.Phase == corev1.PodRunning:
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}

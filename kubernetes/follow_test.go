@@ -237,7 +237,7 @@ func TestPod(t *testing.T) {
 	host := pod("shop", "host", annotations{"shapectl.dev/egress": "9mbit"})
 	host.Spec.HostNetwork = true
 	r.pod(host)
-	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so it is not limited; remove the annotation\n")
+	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
 	r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
 	r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
 }
