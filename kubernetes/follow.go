@@ -304,7 +304,7 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 			continue
 		case pod.Spec.HostNetwork:
 			err = errors.New("a pod with hostNetwork has no device of its own, so annotations cannot limit it")
-		case pod.Status.Phase == corev1.PodRunning:
+		case pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil:
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}
 		f.tell(who, err)
