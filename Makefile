@@ -21,6 +21,7 @@ NATIVE = bin/shapectl
 OUT = dist
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 UNITS = $(patsubst systemd/%,$(UNIT_DIR)/%,$(wildcard systemd/*.service))
+CNI = $(DESTDIR)$(PREFIX)/libexec/cni/shapectl-cni
 SHARE = $(DESTDIR)$(PREFIX)/share
 MAN = $(wildcard docs/man/*.1)
 BASH_COMPLETION = $(SHARE)/bash-completion/completions/shapectl
@@ -34,10 +35,10 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit test-go test-bench test-kubernetes test-netns test-units race test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
+.PHONY: all demo test test-unit test-go test-bench test-kubernetes test-netns test-units race test-cni test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
 
-all: ## build bin/shapectl (no clang needed: the compiled eBPF programs are committed)
-	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
+all: ## build bin/shapectl and bin/shapectl-cni (no clang needed: the compiled eBPF programs are committed)
+	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(dir $(BIN)) ./cmd/...
 
 demo: ## real TCP and UDP under a limit, as a picture (root)
 	@scripts/need.sh 'make demo' $(TRAFFIC_NEEDS)
@@ -71,6 +72,10 @@ test-units: all ## the systemd units, under a systemd of their own in namespaces
 
 test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
 	@scripts/kernels-test.sh
+
+test-cni: all ## the integration tests of the reference CNI plugins, with shapectl-cni in place of bandwidth (root)
+	@scripts/need.sh 'make test-cni' ip=iproute2
+	@scripts/cni-suite.sh
 
 test-packages: ## the packages: built twice, installed, upgraded under traffic, removed (root)
 	@scripts/packages-test.sh
@@ -122,8 +127,9 @@ bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md 
 	go build -C bench -buildvcs=false -o ../bin/bench .
 	bin/bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
-install: all ## the command, units, completions, man pages and docs, to $(PREFIX)
+install: all ## the commands, units, completions, man pages and docs, to $(PREFIX)
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/shapectl
+	install -D -m 755 $(BIN)-cni $(CNI)
 	install -D -m 644 -t $(UNIT_DIR) systemd/*.service
 	sed -i 's|/usr/local|$(PREFIX)|' $(UNITS)
 	$(NATIVE) completion bash | install -D -m 644 /dev/stdin $(BASH_COMPLETION)
@@ -133,7 +139,7 @@ install: all ## the command, units, completions, man pages and docs, to $(PREFIX
 	packaging/docs.sh $(SHARE)/doc/shapectl
 
 uninstall: ## remove what install made; limits in force stay
-	rm -f $(DESTDIR)$(PREFIX)/bin/shapectl $(UNITS) $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(DESTDIR)$(PREFIX)/bin/shapectl $(CNI) $(UNITS) $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN))
 	rm -rf $(SHARE)/doc/shapectl
 

@@ -29,6 +29,9 @@ func Spec() (*ebpf.CollectionSpec, error) {
 	return spec.Copy(), nil
 }
 
+// Object is the compiled program, which must not be changed.
+func Object() []byte { return _ShapectlBytes }
+
 // ObserveSpec returns the programs that look at packets, and their maps. The caller may change the result.
 func ObserveSpec() (*ebpf.CollectionSpec, error) {
 	spec, err := readObserve()

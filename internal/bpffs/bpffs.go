@@ -70,18 +70,29 @@ func Mounted(path string) (bool, error) {
 }
 
 // hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.
-func hasOwnMounts() bool {
+func hasOwnMounts() bool { return outside() != 0 }
+
+// outside is the nearest ancestor with other mounts; 0 for none.
+func outside() int {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	for pid := os.Getppid(); err == nil && pid > 0; {
 		if other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && other != own {
-			return true
+			return pid
 		}
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		_, parent, _ := strings.Cut(string(status), "\nPPid:")
 		pid = 0
 		fmt.Sscan(parent, &pid)
 	}
-	return false
+	return 0
+}
+
+// Outside is Default, or if there is none and an ancestor of this process has other mounts, the one there.
+func Outside() string {
+	if _, err := Mounted(Default); errors.Is(err, ErrMounts) {
+		return fmt.Sprintf("/proc/%d/root%s", outside(), Default)
+	}
+	return Default
 }
 
 // ErrUntrusted means that another user may have made a directory of pins, or could replace its contents.

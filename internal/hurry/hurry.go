@@ -16,8 +16,8 @@ const (
 	// Number is what commands write: 0x736870, "shp". Any other number is the administrator's.
 	Number  = "7563376"
 	relaxed = "0"
-	// many is the smallest number of programs for which commands do that.
-	many = 8
+	// many is the smallest number of programs for which commands do that: those of a pod.
+	many = 2
 )
 
 // A haste is the file that makes the kernel expedite grace periods.

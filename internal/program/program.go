@@ -3,10 +3,13 @@
 package program
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"unsafe"
 
@@ -99,15 +102,20 @@ func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	return nil
 }
 
-// Build identifies the program of this build by its hash.
+// Build identifies the programs of this build by a hash of their code and of what that refers to. To parse the rest of the object
+// takes several ms.
 var Build = sync.OnceValues(func() (id [16]byte, err error) {
-	spec, err := bpf.Spec()
+	object, err := elf.NewFile(bytes.NewReader(bpf.Object()))
 	if err != nil {
-		return id, err
+		return id, fmt.Errorf("read the built-in program: %w", err)
 	}
 	hash := sha256.New()
-	for _, name := range []string{Name, bpf.ShapectlProgClimb} {
-		if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+	isCode := func(s *elf.Section) bool { return s.Flags&elf.SHF_EXECINSTR != 0 }
+	for _, s := range object.Sections {
+		if !isCode(s) && !(s.Type == elf.SHT_REL && isCode(object.Sections[s.Info])) {
+			continue
+		}
+		if _, err := io.Copy(hash, s.Open()); err != nil {
 			return id, fmt.Errorf("read the built-in program: %w", err)
 		}
 	}
@@ -198,22 +206,35 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
 	}
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: Name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Imm32(asm.R2, int32(view)),
-			asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
-			asm.LoadMapPtr(asm.R2, kinds.FD()),
-			asm.Mov.Imm(asm.R3, int32(kind)),
-			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
-			asm.Return(),
-		},
-	})
+	var code bytes.Buffer
+	err := asm.Instructions{
+		asm.Mov.Imm32(asm.R2, int32(view)),
+		asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
+		asm.LoadMapPtr(asm.R2, kinds.FD()),
+		asm.Mov.Imm(asm.R3, int32(kind)),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
+		asm.Return(),
+	}.Marshal(&code, binary.LittleEndian)
 	if err != nil {
 		return nil, fmt.Errorf("load the program of a hook: %w", err)
 	}
-	return p, nil
+	// ebpf.NewProgram first reads all mounts, to find a BPF token, and loads programs to find out what the kernel can do.
+	attributes := struct { // union bpf_attr of linux/bpf.h
+		programType, count uint32
+		code, license      *byte
+		logAndVersion      [3]uint64
+		name               [16]byte
+	}{unix.BPF_PROG_TYPE_SCHED_CLS, uint32(code.Len() / asm.InstructionSize), &code.Bytes()[0], unsafe.StringData("Dual BSD/GPL\x00"), [3]uint64{}, [16]byte{}}
+	copy(attributes.name[:15], Name)
+	fd, errno := uintptr(0), unix.EAGAIN
+	for tries := 0; errno == unix.EAGAIN && tries < 30; tries++ { // a signal ends the verification
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes))
+	}
+	if errno != 0 {
+		return nil, fmt.Errorf("load the program of a hook: %w", errno)
+	}
+	return ebpf.NewProgramFromFD(int(fd))
 }
 
 // viewInSKB is the offset of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.

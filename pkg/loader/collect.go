@@ -114,16 +114,23 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 
 // collectPools removes the pools of devices that no longer exist, unless anything is within them.
 func (p *pins) collectPools() error {
-	if p.store == nil {
-		return nil
-	}
-	unused := p.store.Unused(func(pool policy.Rule) bool {
+	return p.dropPools(func(pool policy.Rule) bool {
 		if pool.Label.Owner.Device == "" {
 			return false
 		}
 		_, err := netinfo.DeviceByName(pool.Label.Owner.Device)
 		return errors.Is(err, netinfo.ErrNoDevice)
 	})
+}
+
+// DropPools removes some pools, unless anything is within them. The last change goes on without them.
+func (n *Namespace) DropPools(which func(policy.Rule) bool) error { return n.pins.dropPools(which) }
+
+func (p *pins) dropPools(which func(policy.Rule) bool) error {
+	if p.store == nil {
+		return nil
+	}
+	unused := p.store.Unused(which)
 	if unused == nil {
 		return nil
 	}

@@ -180,7 +180,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 			return all, err
 		}
 	}
-	err = p.changing(func() error { return all.apply(p, o) })
+	err = p.changing(func() error { return hurry.Up(len(all), func() error { return all.apply(p, o) }) })
 	if err == nil && o.Confirm > 0 && p.state() == maps.Pending {
 		bpffs.Record(p.dir.pin(authorPin), Author{o.Author, p.store.Begins()}) // else nobody is told who it was
 	}
@@ -337,20 +337,18 @@ func (all orders) finish(p *pins, change bool) error {
 		}
 		have = p.store.Have(maps.Exists)
 	}
-	err := hurry.Up(len(all), func() (failed error) {
-		for i, o := range all { // even after some failed
-			switch {
-			case o.gone != nil || o.isPools():
-			case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
-				failed = errors.Join(failed, p.trimIfb(o.Hook))
-			default:
-				failed = errors.Join(failed, p.removeHook(o.Hook))
-			}
-			p.options.progress("programs detached", i+1, len(all))
+	var failed error
+	for i, o := range all { // even after some failed
+		switch {
+		case o.gone != nil || o.isPools():
+		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
+			failed = errors.Join(failed, p.trimIfb(o.Hook))
+		default:
+			failed = errors.Join(failed, p.removeHook(o.Hook))
 		}
-		return failed
-	})
-	return errors.Join(err, p.discardForeign(), p.drop())
+		p.options.progress("programs detached", i+1, len(all))
+	}
+	return errors.Join(failed, p.discardForeign(), p.drop())
 }
 
 // removeFQs removes the fqs that claim has set up.
@@ -400,17 +398,15 @@ func (all orders) claim(p *pins) error {
 
 // attach attaches hooks that are not attached, with programs of this build.
 func (all orders) attach(p *pins) error {
-	return hurry.Up(len(all), func() error {
-		for i, o := range all {
-			if o.gone == nil && !o.isPools() {
-				if err := o.failed(o.attach(p)); err != nil {
-					return err
-				}
+	for i, o := range all {
+		if o.gone == nil && !o.isPools() {
+			if err := o.failed(o.attach(p)); err != nil {
+				return err
 			}
-			p.options.progress("programs attached", i+1, len(all))
 		}
-		return nil
-	})
+		p.options.progress("programs attached", i+1, len(all))
+	}
+	return nil
 }
 
 func (o *order) attach(p *pins) error {

@@ -26,6 +26,8 @@ const (
 	leastRules = 4096
 	// manyRules take 128 MiB with two CPUs.
 	manyRules = 1 << 18
+	// leastLabels is the initial room for labels of a namespace that has any, in parts of LABEL_BYTES: 64 KiB. It grows.
+	leastLabels = 4096
 	// leastViews is the initial room for hooks. It grows.
 	leastViews = 64
 	// mostBuckets is how many hosts, subnets and flows of a namespace can have a bucket
@@ -214,7 +216,10 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	needs := maps.Needs(steps...)
 	if s.store == nil {
 		// The spare rules delay the first growth.
-		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, needs.Rules+needs.Rules/32), Buckets: noBuckets, Labels: 2 * needs.Labels, Shares: needs.Shares, Leases: needs.Leases}
+		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, needs.Rules+needs.Rules/32), Buckets: noBuckets, Shares: needs.Shares, Leases: needs.Leases}
+		if needs.Labels > 0 {
+			size.Labels = max(leastLabels, 2*needs.Labels)
+		}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err

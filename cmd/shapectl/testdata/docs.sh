@@ -61,3 +61,17 @@ from_far() {
 	ip -n far route replace "$3/32" dev "$1" src "$2"
 	nsenter --net=/run/netns/far bash -c "$(declare -f send); send $3 $4 ${5-}"
 }
+
+# pod NAME DEVICE [RATE]: a pod of the namespace shop, which the plugin in 10-pods.conflist limits. RATE is that of an annotation.
+pod() {
+	[[ -x bin/shapectl-cni ]] || (cd "$TESTDATA/../../shapectl-cni" && go build -buildvcs=false -o "$OLDPWD/bin/" .)
+	ip netns add "$1"
+	ip link add "$2" up type veth peer name eth0 netns "$1"
+	local plugin
+	plugin=$(sed -n '/"type": "shapectl-cni"/,/^    }/p' 10-pods.conflist)
+	CNI_COMMAND=ADD CNI_CONTAINERID=$1 CNI_NETNS=/run/netns/$1 CNI_IFNAME=eth0 CNI_PATH=bin \
+		CNI_ARGS="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=$1" bin/shapectl-cni >pod.json <<<"{
+		\"cniVersion\": \"1.0.0\", \"name\": \"pods\", ${plugin%\}},
+		\"runtimeConfig\": {\"bandwidth\": {\"ingressRate\": ${3:-0}, \"ingressBurst\": $((${3:+4294967295} + 0))}},
+		\"prevResult\": {\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"$2\"}]}}" || cat pod.json
+}

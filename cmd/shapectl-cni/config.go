@@ -1,0 +1,209 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	spec "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// bandwidth is the configuration of the reference plugin. Ingress is what a pod receives. Rates are in bits per second, bursts in
+// bits; 0 for none.
+type bandwidth struct {
+	IngressRate     uint64   `json:"ingressRate"`
+	IngressBurst    uint64   `json:"ingressBurst"`
+	EgressRate      uint64   `json:"egressRate"`
+	EgressBurst     uint64   `json:"egressBurst"`
+	ShapedSubnets   []string `json:"shapedSubnets"` // of what a pod talks to
+	UnshapedSubnets []string `json:"unshapedSubnets"`
+}
+
+// noBurst is the least burst, in bits, that runtimes give where nobody has chosen one: math.MaxInt32 or math.MaxUint32.
+const noBurst = math.MaxInt32
+
+// options are those of a policy file, by their names.
+type options map[string]string
+
+// A network is the configuration of the plugin in a network. The network's own rates come before those of the runtime.
+type network struct {
+	types.PluginConf
+	bandwidth
+	RuntimeConfig struct {
+		Bandwidth bandwidth `json:"bandwidth"`
+	} `json:"runtimeConfig"`
+	Ingress options            `json:"ingress"` // of the pool of a pod's direction
+	Egress  options            `json:"egress"`
+	Pools   map[string]options `json:"pools"` // of a node or namespace, made when a pod needs them
+}
+
+func parse(stdin []byte) (c network, result *current.Result, err error) {
+	if err = json.Unmarshal(stdin, &c); err != nil {
+		return c, nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not valid", err.Error())
+	}
+	if c.RawPrevResult != nil {
+		if err = spec.ParsePrevResult(&c.PluginConf); err == nil {
+			result, err = current.NewResultFromResult(c.PrevResult)
+		}
+	}
+	return c, result, err
+}
+
+// A pod is an attachment of a container to a network.
+type pod struct {
+	note string // tells whose pools and rules are: see network.noteOf
+	name string // NAMESPACE/POD in Kubernetes, or the container's ID
+	ns   string // the namespace in Kubernetes
+}
+
+// note is the note of pools that belong to a network.
+func (c *network) note() string { return "cni " + c.Name }
+
+// noteOf is the note of pools and rules of an attachment, by which DEL and GC find them.
+func (c *network) noteOf(container, device string) string {
+	return c.note() + " " + container + " " + device
+}
+
+func (c *network) podOf(args *skel.CmdArgs) (p pod) {
+	p = pod{note: c.noteOf(args.ContainerID, args.IfName), name: args.ContainerID}
+	var name string
+	for pair := range strings.SplitSeq(args.Args, ";") {
+		switch key, value, _ := strings.Cut(pair, "="); key {
+		case "K8S_POD_NAMESPACE":
+			p.ns = value
+		case "K8S_POD_NAME":
+			name = value
+		}
+	}
+	if name != "" {
+		p.name = strings.TrimPrefix(p.ns+"/"+name, "/")
+	}
+	if len(p.name) > policy.MaxName {
+		p.name = "" // the rules are then called as their device
+	}
+	return p
+}
+
+// limits returns the pools that a pod may need, and its rules on a host's device; nil for none. Notices say what differs from what
+// is asked for.
+func (c *network) limits(p pod, device string) (tables []policy.Table, notices []string, err error) {
+	asked := c.bandwidth
+	if asked.IngressRate|asked.IngressBurst|asked.EgressRate|asked.EgressBurst == 0 {
+		asked = c.RuntimeConfig.Bandwidth
+	}
+	shaped := append(slices.Clip(c.ShapedSubnets), c.RuntimeConfig.Bandwidth.ShapedSubnets...)
+	unshaped := append(slices.Clip(c.UnshapedSubnets), c.RuntimeConfig.Bandwidth.UnshapedSubnets...)
+	switch {
+	case len(shaped) > 0 && len(unshaped) > 0:
+		return nil, nil, errors.New("shapedSubnets and unshapedSubnets exclude each other; leave one of them out")
+	case len(shaped) == 0:
+		shaped = []string{policy.Any}
+	}
+	var pools []policy.Rule
+	for _, side := range []struct {
+		name        string
+		direction   policy.Direction
+		match       policy.Match // of what the pod talks to: it may forge its own address
+		rate, burst uint64
+		options
+	}{
+		{"ingress", policy.Egress, policy.MatchSrc, asked.IngressRate, asked.IngressBurst, c.Ingress},
+		{"egress", policy.Ingress, policy.MatchDst, asked.EgressRate, asked.EgressBurst, c.Egress},
+	} {
+		if side.rate == 0 && side.burst != 0 {
+			return nil, nil, fmt.Errorf("%sBurst needs %sRate; give both, or leave both out", side.name, side.name)
+		}
+		if side.rate == 0 && len(side.options) == 0 {
+			continue
+		}
+		limit, err := p.limit(side.options)
+		switch {
+		case side.rate != 0:
+			limit.Rate = policy.Rate(side.rate)
+		case limit.Rate == 0:
+			limit.Rate = policy.MaxRate // only the pools above limit it
+		}
+		if limit.Rate < policy.MinRate {
+			limit.Rate = policy.MinRate
+			notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", side.name, side.rate))
+		}
+		if side.burst > 0 && side.burst < noBurst {
+			bytes := max(side.burst/8, policy.MinCapacity)
+			limit.Capacity.Set(fmt.Sprintf("%db", bytes))
+			if bytes != side.burst/8 {
+				notices = append(notices, fmt.Sprintf("%sBurst %d is below one full packet; the pod gets %d bits", side.name, side.burst, 8*bytes))
+			}
+		}
+		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, p.note
+		var pool policy.Rule
+		if err == nil {
+			pool, err = limit.Pool(limit.Owner.String())
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", side.name, err)
+		}
+		pools = append(pools, pool)
+		rules, err := p.rules(policy.Limit{Within: policy.Within(pool.Label.Name)}, shaped)
+		exempt, err2 := p.rules(policy.Limit{Rate: policy.Unlimited}, unshaped)
+		if err := cmp.Or(err, err2); err != nil {
+			return nil, nil, err
+		}
+		rules = append(exempt, rules...)
+		policy.SortRules(rules)
+		rules = slices.CompactFunc(rules, func(a, b policy.Rule) bool { return a.Prefix == b.Prefix })
+		tables = append(tables, policy.Table{Device: device, Direction: side.direction, Match: side.match, Rules: rules})
+	}
+	if tables == nil {
+		return nil, nil, nil
+	}
+	for name, options := range c.Pools {
+		limit, err := p.limit(options)
+		limit.Note = c.note()
+		var pool policy.Rule
+		if err == nil {
+			pool, err = limit.Pool(p.inNamespace(name))
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("pool %q: %w", name, err)
+		}
+		pools = append(pools, pool)
+	}
+	policy.SortRules(pools)
+	return append([]policy.Table{{Rules: pools}}, tables...), notices, nil
+}
+
+// inNamespace writes the namespace of a pod into the name of a pool.
+func (p pod) inNamespace(s string) string { return strings.ReplaceAll(s, "{namespace}", p.ns) }
+
+// limit makes a limit of options.
+func (p pod) limit(o options) (l policy.Limit, err error) {
+	for key, value := range o {
+		err = cmp.Or(err, l.Set(key, p.inNamespace(value)))
+	}
+	return l, err
+}
+
+// rules gives networks a limit each.
+func (p pod) rules(l policy.Limit, networks []string) (rules []policy.Rule, err error) {
+	l.Name, l.Note = p.name, p.note
+	for _, text := range networks {
+		prefixes, err := policy.ParseNetworks(text)
+		for _, prefix := range prefixes {
+			r, failed := l.Rule(prefix)
+			rules, err = append(rules, r), cmp.Or(err, failed)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return rules, nil
+}
