@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -226,7 +225,7 @@ func (f *follower) sync() error {
 	if len(groups) == 0 {
 		return nil
 	}
-	return dropGroups(n)
+	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == namespaceNote })
 }
 
 // groupOf is the pool of a namespace in a direction; the zero Rule for none. It gets within a pool unless it is within one.
@@ -309,25 +308,4 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 		}
 		f.tell(who, err)
 	}
-}
-
-// dropGroups deletes the pools of namespaces that no pod of this node is in.
-func dropGroups(n *loader.Namespace) error {
-	tables, err := n.Tables(loader.Attached, loader.Detached)
-	if err != nil {
-		return err
-	}
-	var unused []netip.Prefix
-	for _, node := range policy.NewTree(tables).Nodes {
-		if node.Pool.Label.Note == namespaceNote && len(node.Rules)+len(node.Below) == 0 {
-			unused = append(unused, node.Pool.Prefix)
-		}
-	}
-	if unused == nil {
-		return nil
-	}
-	pools := n.Pools()
-	defer pools.Close()
-	_, err = n.Delete(loader.ApplyOptions{}, func(*loader.Hook) []netip.Prefix { return unused }, pools)
-	return err
 }
