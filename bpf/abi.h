@@ -57,7 +57,7 @@ enum layout {
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
-	KINDS = 8,	/* of hooks */
+	KINDS = 16,	/* of hooks */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
@@ -101,6 +101,7 @@ enum rule_flag {
 	RULE_SHARE_FLOW = RULE_FLOW << SHARE_FLAGS,
 	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
 	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
+	RULE_NAT = 1 << 22,    /* hosts and subnets are those behind NAT, not far ones */
 	RULE_LEASED = 1 << 23, /* the rate of a pool, and what follows from it, is that of a lease */
 	RULE_SRTCM = 1 << 24,  /* packets have colours, by RFC 2697, */
 	RULE_TRTCM = 1 << 25,  /* by RFC 2698, */
@@ -497,7 +498,7 @@ struct view {
 	/* For user space. */
 	__u32 retired; /* change.epoch when the other version was replaced, 0 for never */
 	__u32 ifindex; /* 0 if the view is free */
-	__u8 device[16]; /* its name when the view was allocated */
+	__u8 device[112]; /* its name when the view was allocated, or that of a cgroup */
 	__u8 ingress;
 	__u8 match_src;
 	__u8 attached; /* the hook was attached; 0 if a command was killed before that */
@@ -506,7 +507,6 @@ struct view {
 		__u8 count4, count6;
 		__u8 list[LENGTHS6 + LENGTHS4]; /* those of IPv4 from LENGTHS6 on */
 	} use[2];
-	__u8 room[96];
 	/* Programs count frames here that no rule limits, because they are neither IP nor ARP. */
 	__u64 other_frames;
 	__u64 other_bytes;
@@ -525,6 +525,7 @@ struct hook {
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
+	__u32 nat;	     /* and with RULE_NAT */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
@@ -532,6 +533,7 @@ struct hook {
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 view_mask; /* views - 1 */
 	__u32 kind;	 /* of the hook: the index of its program in programs */
+	__u32 adds_headers; /* wire_len is not that of all segments, or cannot be read */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever its headers say */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can choose colliding keys or prefixes */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */

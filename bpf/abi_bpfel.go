@@ -145,6 +145,7 @@ type AbiHook struct {
 	Shadows       uint32
 	Pools         uint32
 	Colours       uint32
+	Nat           uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -152,6 +153,7 @@ type AbiHook struct {
 	VirtualClock  uint8
 	ViewMask      uint32
 	Kind          uint32
+	AddsHeaders   uint32
 	Replay        uint32
 	Secret        [12]uint32
 	Multiplier    uint64
@@ -218,7 +220,7 @@ const (
 	AbiLayoutLENGTHS4        AbiLayout = 33
 	AbiLayoutLENGTHS6        AbiLayout = 129
 	AbiLayoutNO_LENGTH       AbiLayout = 255
-	AbiLayoutKINDS           AbiLayout = 8
+	AbiLayoutKINDS           AbiLayout = 16
 	AbiLayoutRULE_MAPS       AbiLayout = 8
 	AbiLayoutLABEL_BYTES     AbiLayout = 40
 	AbiLayoutLISTENERS       AbiLayout = 8
@@ -345,6 +347,7 @@ const (
 	AbiRuleFlagRULE_SHARE_FLOW   AbiRuleFlag = 524288
 	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
 	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
+	AbiRuleFlagRULE_NAT          AbiRuleFlag = 4194304
 	AbiRuleFlagRULE_LEASED       AbiRuleFlag = 8388608
 	AbiRuleFlagRULE_SRTCM        AbiRuleFlag = 16777216
 	AbiRuleFlagRULE_TRTCM        AbiRuleFlag = 33554432
@@ -401,7 +404,7 @@ type AbiView struct {
 	Ifb      uint32
 	Retired  uint32
 	Ifindex  uint32
-	Device   [16]uint8
+	Device   [112]uint8
 	Ingress  uint8
 	MatchSrc uint8
 	Attached uint8
@@ -412,7 +415,6 @@ type AbiView struct {
 		Count6 uint8
 		List   [162]uint8
 	}
-	Room        [96]uint8
 	OtherFrames uint64
 	OtherBytes  uint64
 }

@@ -24,8 +24,12 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct work *w,
 	struct affected first = { .packets = w->packets, .bytes = w->bytes }, *value;
 	struct affected_key key = { .salt = params->salt, .family = w->ip & IS_IPV6 ? 6 : 4 };
 
-	if (far_address(skb, w->ip, (struct address *)key.addr))
+	if (HOOK(nat) && params->flags & RULE_NAT) {
+		seek(skb, bpf_get_smp_processor_id(), 0, RULE_NAT, 0);
+		__builtin_memcpy(key.addr, w->key.src, sizeof(key.addr));
+	} else if (far_address(skb, w->ip, (struct address *)key.addr)) {
 		return 0;
+	}
 	mask_far(key.addr, params->flags, cold_of(params)->each_bits);
 	value = bpf_map_lookup_elem(&affected, &key);
 	if (!value && bpf_map_update_elem(&affected, &key, &first, BPF_NOEXIST))

@@ -172,7 +172,7 @@ static __always_inline int colour(struct __sk_buff *skb, __u32 cpu, struct work 
 }
 
 /* Does what the rule says about the colour of a packet. Events tell only of red packets. */
-static __always_inline enum verdict act_on_colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule)
+static __always_inline enum verdict act_on_colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, enum at at)
 {
 	struct counters *c = counters_on(rule, cpu);
 	int action = READ_ONCE(w->action), failed = 0;
@@ -184,10 +184,10 @@ static __always_inline enum verdict act_on_colour(struct __sk_buff *skb, __u32 c
 	if (action == ACTION_ECN && w->colour == RED)
 		return VERDICT_MARK;
 	if (action == ACTION_ECN) {
-		failed = set_class(skb, w->ip, ~0, CE);
+		failed = mark(skb, w->ip, at);
 		if (!failed)
 			c->marked_packets += w->packets;
-	} else if (action < ACTION_PASS && traffic_class(skb, w->ip) >> 2 != action) {
+	} else if (at == AT_DEVICE && action < ACTION_PASS && traffic_class(skb, w->ip) >> 2 != action) {
 		failed = set_class(skb, w->ip, CE, action << 2);
 	}
 	if (failed)

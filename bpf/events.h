@@ -137,6 +137,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	struct stage *s = stage_of(w, STAGE_SHADOW);
 	const struct params *params, *by;
 	struct rule *rule = rule_of(w->id);
+	__u64 hash;
 	__u32 set;
 
 	if (!rule || !look(cpu, STAGE_SHADOW, w->id))
@@ -155,6 +156,12 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
 			return 0;
 		params = params_of(rule, s->set);
+	}
+	if (HOOK(nat) && params->flags & RULE_NAT && !e->key.proto) { /* not a flow */
+		hash = w->hash;
+		seek(skb, cpu, 0, RULE_NAT, 0);
+		__builtin_memcpy(e->key.src, w->key.src, sizeof(e->key.src));
+		w->hash = hash;
 	}
 	set = s->set;
 	by = rated(rule, &set, w->now);

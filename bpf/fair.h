@@ -156,7 +156,11 @@ static __always_inline void forgive_debt(const struct stage *st, struct share *s
 /* Seeks the slot of a sharer that is no member. Flows of sparse-first have the same keys, so the salt is another one. */
 static __always_inline __u64 seek_sharer(struct __sk_buff *skb, __u32 cpu, const struct params *params)
 {
-	return seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold_of(params)->each_bits);
+	__u32 scope = params->flags >> SHARE_FLAGS;
+
+	if (HOOK(nat))
+		scope |= params->flags & RULE_NAT;
+	return seek(skb, cpu, ~params->salt, scope, cold_of(params)->each_bits);
 }
 
 /* The word of the sharer of a stage; NULL for a new one. */

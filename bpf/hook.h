@@ -41,6 +41,12 @@
 		masked;                                                     \
 	})
 
+/* What the program that an inline function is in is attached to. */
+enum at {
+	AT_DEVICE, /* by tcx or a clsact filter */
+	AT_CGROUP, /* there a program may only read and mark a packet, and decide over it */
+};
+
 const volatile struct hook hook;
 
 #endif

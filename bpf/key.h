@@ -3,7 +3,7 @@
 #ifndef SHAPECTL_KEY_H
 #define SHAPECTL_KEY_H
 
-#include "flow.h"
+#include "nat.h"
 #include "table.h"
 
 /* Parses the packet. */
@@ -43,6 +43,10 @@ __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope,
 			return slot; /* most packets need no copy */
 	}
 	w->key = w->flow;
+	if (HOOK(nat) && KEPT(scope) & RULE_NAT) {
+		look_inside(skb, w->ip, &w->flow, w->key.src);
+		__builtin_memcpy(w->key.dst, w->key.src, sizeof(w->key.dst)); /* whichever is the far one */
+	}
 	narrow(&w->key, scope, bits);
 	w->hash = hash_flow(&w->key, w->ip, salt);
 	return find_handle(w->hash);

@@ -39,12 +39,21 @@ struct work works[1] SEC(".data.works"); /* one per CPU */
 __u64 filter[1] SEC(".data.filter");
 
 /* By kind of hook: the second program, climb. */
-struct {
+struct programs {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, KINDS);
 	__type(key, __u32);
 	__type(value, __u32);
-} programs SEC(".maps");
+};
+
+struct programs programs SEC(".maps");
+
+/*
+ * The programs of cgroups get these in place of works and programs. All programs in an array have the same type. A packet of a device
+ * may interrupt a process that sends.
+ */
+struct work cgroup_works[1] SEC(".data.cgroup_works");
+struct programs cgroup_programs SEC(".maps");
 
 static __always_inline struct view *view_of(struct __sk_buff *skb)
 {

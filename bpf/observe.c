@@ -11,7 +11,7 @@
  * talkers_behind count hosts or flows.
  */
 #include <linux/pkt_cls.h>
-#include "flow.h"
+#include "nat.h"
 #include "map.h"
 
 #define NEXT TC_ACT_UNSPEC
@@ -561,6 +561,8 @@ static __always_inline int count_talker(struct __sk_buff *skb, bool passed)
 	if (rule_for(skb, p.ip, far))
 		return NEXT;
 	if (!settings.by_flow) {
+		if (HOOK(nat))
+			look_inside(skb, p.ip, &p.flow, far);
 		p.flow = (struct key){ .family = p.flow.family };
 		__builtin_memcpy(p.flow.src, far, sizeof(far));
 	}

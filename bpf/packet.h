@@ -460,7 +460,7 @@ __noinline __u64 measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 
 		segments = g.segments;
 		if (size == GSO_BY_FRAGS)
 			size = (g.len - g.header) / g.segments;
-		if (!HOOK(replay) && (HOOK(ingress) || g.in_tunnel || size != g.size ||
+		if (!HOOK(replay) && (HOOK(adds_headers) || g.in_tunnel || size != g.size ||
 				     skb->wire_len <= bytes + (segments - 1) * header)) {
 			bytes += (segments - 1) * header;
 		} else {
@@ -520,5 +520,11 @@ __noinline int set_class(struct __sk_buff *skb, __u32 ip, __u32 keep, __u32 bits
 }
 
 #define CE 3
+
+/* Marks an ECT packet CE. Returns 0 or an error. */
+static __always_inline int mark(struct __sk_buff *skb, __u32 ip, enum at at)
+{
+	return at == AT_CGROUP ? !bpf_skb_ecn_set_ce(skb) : set_class(skb, ip, ~0, CE);
+}
 
 #endif

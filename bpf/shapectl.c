@@ -13,10 +13,11 @@
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
+
 /* What shapectl leaves to climb. */
 #define NOT_PLAIN \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_WITHIN | \
-	 RULE_GUARANTEE | RULE_SHARES | RULE_COLOURS)
+	 RULE_GUARANTEE | RULE_SHARES | RULE_COLOURS | RULE_NAT)
 
 /* The verdict of --fail for a packet that climb was not called for, or cannot decide because it is busy. */
 static __noinline int fail(struct __sk_buff *skb, __u32 ip, __u32 id)
@@ -196,8 +197,7 @@ __noinline __u64 match_slow(struct __sk_buff *skb)
 	return (__u64)ip << 32 | match_present(skb, ip, ANY_PHASE);
 }
 
-SEC("tc")
-int shapectl(struct __sk_buff *skb)
+static __always_inline int limit(struct __sk_buff *skb)
 {
 	__u32 ip = HOOK(l2_bytes), id;
 	const __u64 *far;
@@ -221,6 +221,30 @@ int shapectl(struct __sk_buff *skb)
 		id = match;
 	}
 	return id ? apply(skb, ip, id - 1) : NEXT;
+}
+
+SEC("tc")
+int shapectl(struct __sk_buff *skb)
+{
+	return limit(skb);
+}
+
+/*
+ * What a cgroup_skb program returns: 1 passes. On egress 2 drops as a qdisc does (NET_XMIT_DROP), so TCP slows down. After 0, the
+ * sender would get an error.
+ */
+static __always_inline int cgroup_answer(int answer)
+{
+	if (answer != DROP)
+		return 1;
+	return HOOK(ingress) ? 0 : 2;
+}
+
+/* Both directions have this type of program, because all that are in one array must have the same. */
+SEC("cgroup_skb/egress")
+int shapectl_cgroup(struct __sk_buff *skb)
+{
+	return cgroup_answer(limit(skb));
 }
 
 /* Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared bucket. */
@@ -247,19 +271,19 @@ static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w,
 }
 
 /* What happens to a packet with this verdict by its queues and marks. */
-static __always_inline enum verdict settle(struct __sk_buff *skb, struct work *w, enum verdict verdict)
+static __always_inline enum verdict settle(struct __sk_buff *skb, struct work *w, enum verdict verdict, enum at at)
 {
-	if (verdict == VERDICT_PASS && w->longest)
+	if (at == AT_DEVICE && verdict == VERDICT_PASS && w->longest)
 		verdict = VERDICT_DELAY;
-	if ((w->longest || w->latest) && !depart(skb, w))
+	if (at == AT_DEVICE && (w->longest || w->latest) && !depart(skb, w))
 		return VERDICT_CONTENDED;
 	if (w->marks && verdict != VERDICT_CONTENDED)
 		verdict = VERDICT_MARK;
-	return verdict == VERDICT_MARK && set_class(skb, w->ip, ~0, CE) ? VERDICT_CONTENDED : verdict;
+	return verdict == VERDICT_MARK && mark(skb, w->ip, at) ? VERDICT_CONTENDED : verdict;
 }
 
 /* Does what follows from the verdict of a rule, and counts it. */
-static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule)
+static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, enum at at)
 {
 	enum verdict verdict = READ_ONCE(w->verdict); /* so the verifier does not follow each one */
 	struct counters *c = counters_on(rule, cpu);
@@ -268,7 +292,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w,
 
 	count_extra(rule, w);
 	if (unlikely(verdict | w->longest | w->latest | w->marks)) {
-		verdict = settle(skb, w, verdict);
+		verdict = settle(skb, w, verdict, at);
 		if (verdict == VERDICT_CONTENDED)
 			c->contended_packets += w->packets;
 		if (verdict != VERDICT_PASS && is_heard())
@@ -284,7 +308,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w,
 	}
 	count(&c->passed_packets, &c->passed_bytes, w);
 	/* All packets of the rule, so that none overtakes a delayed packet. A pool may delay, too. */
-	if (HOOK(ingress) && s->flags & (HOOK(pools) ? RULE_DELAY | RULE_WITHIN : RULE_DELAY)) {
+	if (at == AT_DEVICE && HOOK(ingress) && s->flags & (HOOK(pools) ? RULE_DELAY | RULE_WITHIN : RULE_DELAY)) {
 		ifb = READ_ONCE(view_of(skb)->ifb);
 		if (ifb)
 			return bpf_redirect(ifb, 0);
@@ -307,8 +331,7 @@ __noinline int shadow_pools(struct __sk_buff *skb, __u32 cpu)
 }
 
 /* Everything else. It calls itself again if clocks were late, and for the shadow of a rule. */
-SEC("tc")
-int climb(struct __sk_buff *skb)
+static __always_inline int climb_from(struct __sk_buff *skb, enum at at)
 {
 	__u32 cpu = bpf_get_smp_processor_id(), again = skb->cb[RULE_CB] & (KEPT_CB | SHADOW_CB), shadow;
 	struct work *w = work_of(cpu);
@@ -336,7 +359,7 @@ int climb(struct __sk_buff *skb)
 		goto done;
 	}
 	if (HOOK(colours) && s->flags & RULE_COLOURS)
-		w->verdict = act_on_colour(skb, cpu, w, rule);
+		w->verdict = act_on_colour(skb, cpu, w, rule, at);
 	if (HOOK(pools) && unlikely(w->verdict == VERDICT_LATE)) {
 		keep_clocks(cpu);
 		skb->cb[RULE_CB] = w->id | w->phase << PHASE_CB | KEPT_CB;
@@ -344,7 +367,7 @@ int climb(struct __sk_buff *skb)
 		w->answer = fail(skb, w->ip, w->id);
 		goto done;
 	}
-	w->answer = act(skb, cpu, w, rule);
+	w->answer = act(skb, cpu, w, rule, at);
 	if (HOOK(shadows)) {
 		shadow_pools(skb, cpu);
 		if (READ_ONCE(s->flags) & RULE_SHADOW) {
@@ -357,6 +380,18 @@ int climb(struct __sk_buff *skb)
 done:
 	w->busy = false;
 	return READ_ONCE(w->answer);
+}
+
+SEC("tc")
+int climb(struct __sk_buff *skb)
+{
+	return climb_from(skb, AT_DEVICE);
+}
+
+SEC("cgroup_skb/egress")
+int climb_cgroup(struct __sk_buff *skb)
+{
+	return cgroup_answer(climb_from(skb, AT_CGROUP));
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -16,32 +16,36 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ShapectlMapAffected  = "affected"
-	ShapectlMapKeys      = "keys"
-	ShapectlMapLabels    = "labels"
-	ShapectlMapLeases    = "leases"
-	ShapectlMapListeners = "listeners"
-	ShapectlMapPrograms  = "programs"
-	ShapectlMapRings     = "rings"
-	ShapectlMapRules     = "rules"
-	ShapectlMapRules1    = "rules1"
-	ShapectlMapRules2    = "rules2"
-	ShapectlMapRules3    = "rules3"
-	ShapectlMapRules4    = "rules4"
-	ShapectlMapRules5    = "rules5"
-	ShapectlMapRules6    = "rules6"
-	ShapectlMapRules7    = "rules7"
-	ShapectlMapShares    = "shares"
-	ShapectlProgClimb    = "climb"
-	ShapectlProgShapectl = "shapectl"
-	ShapectlVarChange    = "change"
-	ShapectlVarFilter    = "filter"
-	ShapectlVarHook      = "hook"
-	ShapectlVarPrefixes4 = "prefixes4"
-	ShapectlVarPrefixes6 = "prefixes6"
-	ShapectlVarTable     = "table"
-	ShapectlVarViews     = "views"
-	ShapectlVarWorks     = "works"
+	ShapectlMapAffected        = "affected"
+	ShapectlMapCgroupPrograms  = "cgroup_programs"
+	ShapectlMapKeys            = "keys"
+	ShapectlMapLabels          = "labels"
+	ShapectlMapLeases          = "leases"
+	ShapectlMapListeners       = "listeners"
+	ShapectlMapPrograms        = "programs"
+	ShapectlMapRings           = "rings"
+	ShapectlMapRules           = "rules"
+	ShapectlMapRules1          = "rules1"
+	ShapectlMapRules2          = "rules2"
+	ShapectlMapRules3          = "rules3"
+	ShapectlMapRules4          = "rules4"
+	ShapectlMapRules5          = "rules5"
+	ShapectlMapRules6          = "rules6"
+	ShapectlMapRules7          = "rules7"
+	ShapectlMapShares          = "shares"
+	ShapectlProgClimb          = "climb"
+	ShapectlProgClimbCgroup    = "climb_cgroup"
+	ShapectlProgShapectl       = "shapectl"
+	ShapectlProgShapectlCgroup = "shapectl_cgroup"
+	ShapectlVarCgroupWorks     = "cgroup_works"
+	ShapectlVarChange          = "change"
+	ShapectlVarFilter          = "filter"
+	ShapectlVarHook            = "hook"
+	ShapectlVarPrefixes4       = "prefixes4"
+	ShapectlVarPrefixes6       = "prefixes6"
+	ShapectlVarTable           = "table"
+	ShapectlVarViews           = "views"
+	ShapectlVarWorks           = "works"
 )
 
 // LoadShapectl returns the embedded CollectionSpec for Shapectl.
@@ -86,44 +90,48 @@ type ShapectlSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlProgramSpecs struct {
-	Climb    *ebpf.ProgramSpec `ebpf:"climb"`
-	Shapectl *ebpf.ProgramSpec `ebpf:"shapectl"`
+	Climb          *ebpf.ProgramSpec `ebpf:"climb"`
+	ClimbCgroup    *ebpf.ProgramSpec `ebpf:"climb_cgroup"`
+	Shapectl       *ebpf.ProgramSpec `ebpf:"shapectl"`
+	ShapectlCgroup *ebpf.ProgramSpec `ebpf:"shapectl_cgroup"`
 }
 
 // ShapectlMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlMapSpecs struct {
-	Affected  *ebpf.MapSpec `ebpf:"affected"`
-	Keys      *ebpf.MapSpec `ebpf:"keys"`
-	Labels    *ebpf.MapSpec `ebpf:"labels"`
-	Leases    *ebpf.MapSpec `ebpf:"leases"`
-	Listeners *ebpf.MapSpec `ebpf:"listeners"`
-	Programs  *ebpf.MapSpec `ebpf:"programs"`
-	Rings     *ebpf.MapSpec `ebpf:"rings"`
-	Rules     *ebpf.MapSpec `ebpf:"rules"`
-	Rules1    *ebpf.MapSpec `ebpf:"rules1"`
-	Rules2    *ebpf.MapSpec `ebpf:"rules2"`
-	Rules3    *ebpf.MapSpec `ebpf:"rules3"`
-	Rules4    *ebpf.MapSpec `ebpf:"rules4"`
-	Rules5    *ebpf.MapSpec `ebpf:"rules5"`
-	Rules6    *ebpf.MapSpec `ebpf:"rules6"`
-	Rules7    *ebpf.MapSpec `ebpf:"rules7"`
-	Shares    *ebpf.MapSpec `ebpf:"shares"`
+	Affected       *ebpf.MapSpec `ebpf:"affected"`
+	CgroupPrograms *ebpf.MapSpec `ebpf:"cgroup_programs"`
+	Keys           *ebpf.MapSpec `ebpf:"keys"`
+	Labels         *ebpf.MapSpec `ebpf:"labels"`
+	Leases         *ebpf.MapSpec `ebpf:"leases"`
+	Listeners      *ebpf.MapSpec `ebpf:"listeners"`
+	Programs       *ebpf.MapSpec `ebpf:"programs"`
+	Rings          *ebpf.MapSpec `ebpf:"rings"`
+	Rules          *ebpf.MapSpec `ebpf:"rules"`
+	Rules1         *ebpf.MapSpec `ebpf:"rules1"`
+	Rules2         *ebpf.MapSpec `ebpf:"rules2"`
+	Rules3         *ebpf.MapSpec `ebpf:"rules3"`
+	Rules4         *ebpf.MapSpec `ebpf:"rules4"`
+	Rules5         *ebpf.MapSpec `ebpf:"rules5"`
+	Rules6         *ebpf.MapSpec `ebpf:"rules6"`
+	Rules7         *ebpf.MapSpec `ebpf:"rules7"`
+	Shares         *ebpf.MapSpec `ebpf:"shares"`
 }
 
 // ShapectlVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlVariableSpecs struct {
-	Change    *ebpf.VariableSpec `ebpf:"change"`
-	Filter    *ebpf.VariableSpec `ebpf:"filter"`
-	Hook      *ebpf.VariableSpec `ebpf:"hook"`
-	Prefixes4 *ebpf.VariableSpec `ebpf:"prefixes4"`
-	Prefixes6 *ebpf.VariableSpec `ebpf:"prefixes6"`
-	Table     *ebpf.VariableSpec `ebpf:"table"`
-	Views     *ebpf.VariableSpec `ebpf:"views"`
-	Works     *ebpf.VariableSpec `ebpf:"works"`
+	CgroupWorks *ebpf.VariableSpec `ebpf:"cgroup_works"`
+	Change      *ebpf.VariableSpec `ebpf:"change"`
+	Filter      *ebpf.VariableSpec `ebpf:"filter"`
+	Hook        *ebpf.VariableSpec `ebpf:"hook"`
+	Prefixes4   *ebpf.VariableSpec `ebpf:"prefixes4"`
+	Prefixes6   *ebpf.VariableSpec `ebpf:"prefixes6"`
+	Table       *ebpf.VariableSpec `ebpf:"table"`
+	Views       *ebpf.VariableSpec `ebpf:"views"`
+	Works       *ebpf.VariableSpec `ebpf:"works"`
 }
 
 // ShapectlObjects contains all objects after they have been loaded into the kernel.
@@ -146,27 +154,29 @@ func (o *ShapectlObjects) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlMaps struct {
-	Affected  *ebpf.Map `ebpf:"affected"`
-	Keys      *ebpf.Map `ebpf:"keys"`
-	Labels    *ebpf.Map `ebpf:"labels"`
-	Leases    *ebpf.Map `ebpf:"leases"`
-	Listeners *ebpf.Map `ebpf:"listeners"`
-	Programs  *ebpf.Map `ebpf:"programs"`
-	Rings     *ebpf.Map `ebpf:"rings"`
-	Rules     *ebpf.Map `ebpf:"rules"`
-	Rules1    *ebpf.Map `ebpf:"rules1"`
-	Rules2    *ebpf.Map `ebpf:"rules2"`
-	Rules3    *ebpf.Map `ebpf:"rules3"`
-	Rules4    *ebpf.Map `ebpf:"rules4"`
-	Rules5    *ebpf.Map `ebpf:"rules5"`
-	Rules6    *ebpf.Map `ebpf:"rules6"`
-	Rules7    *ebpf.Map `ebpf:"rules7"`
-	Shares    *ebpf.Map `ebpf:"shares"`
+	Affected       *ebpf.Map `ebpf:"affected"`
+	CgroupPrograms *ebpf.Map `ebpf:"cgroup_programs"`
+	Keys           *ebpf.Map `ebpf:"keys"`
+	Labels         *ebpf.Map `ebpf:"labels"`
+	Leases         *ebpf.Map `ebpf:"leases"`
+	Listeners      *ebpf.Map `ebpf:"listeners"`
+	Programs       *ebpf.Map `ebpf:"programs"`
+	Rings          *ebpf.Map `ebpf:"rings"`
+	Rules          *ebpf.Map `ebpf:"rules"`
+	Rules1         *ebpf.Map `ebpf:"rules1"`
+	Rules2         *ebpf.Map `ebpf:"rules2"`
+	Rules3         *ebpf.Map `ebpf:"rules3"`
+	Rules4         *ebpf.Map `ebpf:"rules4"`
+	Rules5         *ebpf.Map `ebpf:"rules5"`
+	Rules6         *ebpf.Map `ebpf:"rules6"`
+	Rules7         *ebpf.Map `ebpf:"rules7"`
+	Shares         *ebpf.Map `ebpf:"shares"`
 }
 
 func (m *ShapectlMaps) Close() error {
 	return _ShapectlClose(
 		m.Affected,
+		m.CgroupPrograms,
 		m.Keys,
 		m.Labels,
 		m.Leases,
@@ -189,28 +199,33 @@ func (m *ShapectlMaps) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlVariables struct {
-	Change    *ebpf.Variable `ebpf:"change"`
-	Filter    *ebpf.Variable `ebpf:"filter"`
-	Hook      *ebpf.Variable `ebpf:"hook"`
-	Prefixes4 *ebpf.Variable `ebpf:"prefixes4"`
-	Prefixes6 *ebpf.Variable `ebpf:"prefixes6"`
-	Table     *ebpf.Variable `ebpf:"table"`
-	Views     *ebpf.Variable `ebpf:"views"`
-	Works     *ebpf.Variable `ebpf:"works"`
+	CgroupWorks *ebpf.Variable `ebpf:"cgroup_works"`
+	Change      *ebpf.Variable `ebpf:"change"`
+	Filter      *ebpf.Variable `ebpf:"filter"`
+	Hook        *ebpf.Variable `ebpf:"hook"`
+	Prefixes4   *ebpf.Variable `ebpf:"prefixes4"`
+	Prefixes6   *ebpf.Variable `ebpf:"prefixes6"`
+	Table       *ebpf.Variable `ebpf:"table"`
+	Views       *ebpf.Variable `ebpf:"views"`
+	Works       *ebpf.Variable `ebpf:"works"`
 }
 
 // ShapectlPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlPrograms struct {
-	Climb    *ebpf.Program `ebpf:"climb"`
-	Shapectl *ebpf.Program `ebpf:"shapectl"`
+	Climb          *ebpf.Program `ebpf:"climb"`
+	ClimbCgroup    *ebpf.Program `ebpf:"climb_cgroup"`
+	Shapectl       *ebpf.Program `ebpf:"shapectl"`
+	ShapectlCgroup *ebpf.Program `ebpf:"shapectl_cgroup"`
 }
 
 func (p *ShapectlPrograms) Close() error {
 	return _ShapectlClose(
 		p.Climb,
+		p.ClimbCgroup,
 		p.Shapectl,
+		p.ShapectlCgroup,
 	)
 }
 

@@ -98,7 +98,7 @@ kinds)
 	export SHAPECTL_NO_SKIP=1
 	tests bpf TestKernelIsModel TestWithoutLinkHeader TestWireBytes$/./38/84/TCP$
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/${hook}_egress"
-	tests cmd/shapectl "TestPermissions/enough_with_$hook"
+	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestNATKeys TestNATShares TestCgroupLimitsTraffic
 	tests pkg/fq TestSetupAndRemove TestIfb TestReleases
 	;;
 life)

@@ -57,8 +57,11 @@ for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf
 	qdiscs+=(-M "$module")
 done
 tunnels=(-M vxlan -M geneve -M ip_gre -M ipip)
+for module in nf_conntrack nft_masq nft_nat nft_chain_nat; do
+	qdiscs+=(-M "$module")
+done
 programs=()
-for program in bash ip tc ss iperf3; do
+for program in bash ip tc ss iperf3 nft; do
 	programs+=(-p "$program")
 done
 
@@ -105,7 +108,7 @@ run() {
 	guest "$@" &
 }
 [[ ! $update ]] || for kernel in 6.1 6.12 newest; do
-	run "$kernel" costs -i
+	run "$kernel" costs -i -M nf_conntrack
 done
 # The longest parts come first, so that two guests run until the end.
 for kernel in "${kernels[@]}"; do
@@ -119,8 +122,8 @@ done
 for kernel in "${kernels[@]}"; do
 	case $kernel in
 	5.10) run "$kernel" refused -i ;;
-	newest) run "$kernel" 'costs pace traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
-	*) run "$kernel" 'costs pace queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	newest) run "$kernel" 'costs pace traffic' -i -M nf_conntrack -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	*) run "$kernel" 'costs pace queue traffic' -i -M nf_conntrack -M sch_fq -M 8021q -M ifb -M sch_netem ;;
 	esac
 done
 while [[ $(jobs -p) ]]; do

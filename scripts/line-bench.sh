@@ -4,7 +4,8 @@
 # column. A row takes about half a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
 #   -l LOAD  measure this load (default all)
 # A LIMITER is none, htb (with fq_codel), cake, line (`shapectl line`), flow (the same by connection) or drop (`shapectl set`).
-# Default: all but drop. The loads, by hosts a, b and c:
+# Behind masquerade, they are nat-cake, nat-line and nat-flow. Default: none, htb, cake, line and flow. The loads, by hosts a, b
+# and c:
 #   down1, up1, down8, up8  one TCP connection, or eight, of one host
 #   hosts-down, hosts-up    a has eight and b has one; b pings
 #   dual-down, dual-up      a, b and c have two each, of IPv4 and of IPv6
@@ -21,6 +22,7 @@ all=(down1 up1 down8 up8 hosts-down hosts-up dual-down dual-up rrul loss web)
 # shellcheck disable=SC2016 # Markdown
 declare -A words=(
 	[none]='no limit' [htb]='HTB + fq_codel' [cake]=CAKE [line]='`line`' [flow]='`line`, by connection' [drop]='`set`, excess is dropped'
+	[nat-cake]='CAKE `nat`' [nat-line]='`line`, NAT' [nat-flow]='`line`, by connection, NAT'
 	[down1]='one download' [up1]='one upload' [down8]='eight downloads' [up8]='eight uploads'
 	[hosts-down]='downloads: 8 of a host, 1 of another' [hosts-up]='uploads: 8 of a host, 1 of another'
 	[dual-down]='downloads by IPv4 and IPv6, 3 hosts' [dual-up]='uploads by IPv4 and IPv6, 3 hosts'
@@ -38,17 +40,17 @@ if [[ ! ${LINE_GUEST-} ]]; then
 	[[ $# -gt 0 ]] || set -- none htb cake line flow
 	[[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 	call=(6.12 -i -t $((600 * ${#loads[@]})))
-	for module in veth ifb sch_{fq,cake,htb,fq_codel,tbf,netem,ingress} cls_{bpf,matchall} act_mirred tcp_diag; do
+	for module in veth ifb sch_{fq,cake,htb,fq_codel,tbf,netem,ingress} cls_{bpf,matchall} act_mirred tcp_diag nft_{chain_nat,masq}; do
 		call+=(-M "$module")
 	done
-	for program in bash ip tc ss iperf3; do
+	for program in bash ip tc ss iperf3 nft; do
 		call+=(-p "$program")
 	done
 	call+=(-f "$here:/line/scripts" -f "$SHAPECTL:/line/bin/shapectl")
 	echo '| load | limiter | ping mean | 50 % | 99 % | lost of 700 | down, Mbit/s | up, Mbit/s | page mean, 95 % |'
 	echo '| --- | --- | --: | --: | --: | --: | --: | --: | --: |'
 	for name in "$@"; do
-		[[ $name =~ ^(none|htb|cake|line|flow|drop)$ ]] || die "$name: the limiters are none, htb, cake, line, flow and drop"
+		[[ $name =~ ^(none|htb|drop|(nat-)?(cake|line|flow))$ ]] || die "$name: the limiters are none, htb, drop, [nat-]cake, [nat-]line and [nat-]flow"
 		"$here/guest.sh" "${call[@]}" -- env LINE_GUEST=1 bash /line/scripts/line-bench.sh "$name" "${loads[@]}"
 	done | sort -s -t '|' -k 1,1n | cut -f 2-
 	exit
@@ -116,12 +118,19 @@ htb() {
 	tc -n gateway class add dev "$1" parent 1: classid 1:1 htb rate "$2" quantum 1514
 	tc -n gateway qdisc add dev "$1" parent 1:1 fq_codel
 }
-case $1 in
+nat=()
+if [[ $1 == nat-* ]]; then
+	nat=(nat)
+	for family in ip ip6; do
+		ip netns exec gateway nft "table $family nat { chain out { type nat hook postrouting priority srcnat; oifname eth0 masquerade; }; }"
+	done
+fi
+case ${1#nat-} in
 none) ;;
 cake)
 	redirect
-	tc -n gateway qdisc add dev eth0 root cake bandwidth 9500kbit besteffort dual-srchost
-	tc -n gateway qdisc add dev ifb0 root cake bandwidth 47500kbit besteffort dual-dsthost
+	tc -n gateway qdisc add dev eth0 root cake bandwidth 9500kbit besteffort dual-srchost "${nat[@]}"
+	tc -n gateway qdisc add dev ifb0 root cake bandwidth 47500kbit besteffort dual-dsthost "${nat[@]}"
 	;;
 htb)
 	redirect
@@ -130,7 +139,7 @@ htb)
 	;;
 line | flow)
 	options=()
-	[[ $1 != flow ]] || options=(--fair flow)
+	[[ $1 != *flow ]] || options=(--fair flow)
 	"$SHAPECTL" -n gateway line eth0 --down 50mbit --up 10mbit "${options[@]}" >"$tmp/line" 2>&1 || die "$(<"$tmp/line")"
 	;;
 drop)
@@ -161,14 +170,12 @@ bulk() {
 arrived() {
 	now_us
 	echo "$now"
-	{
-		ss -N home -HtniO | sed 's/^/down /'
-		ss -N internet -HtniO | sed 's/^/up /'
-	} | awk '{
-		host = $1 == "down" ? $5 : $6
+	ss -N home -HtniO | awk '{
+		host = $4
 		sub(/\]?:[0-9]+$/, "", host)
 		sub(/.*[.:]/, "", host)
-		if (match($0, /bytes_received:[0-9]+/)) bytes[$1 " " host] += substr($0, RSTART + 15, RLENGTH - 15)
+		if (match($0, /bytes_received:[0-9]+/)) bytes["down " host] += substr($0, RSTART + 15, RLENGTH - 15)
+		if (match($0, /bytes_acked:[0-9]+/)) bytes["up " host] += substr($0, RSTART + 12, RLENGTH - 12)
 	}
 	END { for (key in bytes) printf "%s %.0f\n", key, bytes[key] }'
 }

@@ -113,6 +113,11 @@ limited() {
 	[[ $(shapectl show --sentences "$1" 2>/dev/null) == "$1 egress: each host in 10.0.0.0/24 gets $2 "* ]]
 }
 
+# counted DEVICE: succeeds if its rules are in force and have counted packets.
+counted() {
+	[[ $(shapectl show "$1" -j 2>/dev/null) == *'"attached": true'*'"passed_packets": '[1-9]* ]]
+}
+
 # leased POOL: succeeds if the pool has a lease.
 leased() {
 	[[ $(shapectl show --pools "$1" -j 2>/dev/null) == *'"leased": true'* ]]
@@ -188,6 +193,19 @@ use() {
 		die "a member of the group cannot read the rules: $("${member[@]}" shapectl show 2>&1)"
 	systemctl reload shapectl-serve
 	[[ -d /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
+
+	# It limits a unit whenever that runs.
+	printf '  unit:backup.service:\n    egress: {any: 1mbit}\n' >>/etc/shapectl/policy.yaml
+	systemctl reload shapectl-serve
+	ip address add 10.0.0.1/24 dev tap4
+	ip link set tap4 up
+	local sends='while sleep 0.1; do echo >/dev/udp/10.0.0.9/9; done'
+	for _ in 1 2; do
+		systemd-run --quiet --unit=backup --property=DefaultDependencies=no bash -c "$sends"
+		eventually 'a unit that starts is limited' counted unit:backup.service
+		systemctl stop backup
+		[[ $(shapectl show unit:backup.service -j) == *'"device is gone"'* ]] || die "of a unit that was stopped, show says $(shapectl show unit:backup.service -j)"
+	done
 
 	# It renews leases.
 	redis-server --bind 127.0.0.1 --save '' --dir /run --daemonize yes >/dev/null

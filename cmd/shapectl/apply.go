@@ -318,6 +318,7 @@ func (e *env) warn(f *policyfile.File) {
 // policyDevices are the devices of a namespace as a policy file sees them.
 func policyDevices(f *policyfile.File) ([]policyfile.Device, error) {
 	all, err := netinfo.Devices()
+	all = append(all, netinfo.Cgroups(f.Cgroups())...)
 	var neighbours map[int]map[policy.MAC][]netip.Addr
 	if macs := f.MACs(); len(macs) > 0 && err == nil {
 		neighbours, err = netinfo.ListNeighbours(macs)

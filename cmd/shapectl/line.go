@@ -39,9 +39,9 @@ func lineCommand(e *env) *cobra.Command {
 		Use:   "line DEV [off] [flags]",
 		Short: "Limit a home or office line, so that it has no bufferbloat",
 		Long: `Limit a line to 95 % of its rates, so that packets queue here and not in the modem. While the line is full, each
-host gets an equal part of it, or each connection if hosts cannot be told apart (NAT). Excess packets wait in the fq
-qdisc, which line sets up, for 30 ms at most. DEV is the device of the line: downloads enter it, and uploads leave it. On
-a PPPoE line, it is the ppp device.
+host gets an equal part of it, also behind the NAT of this host; where no hosts pass DEV, each connection. Excess packets
+wait in the fq qdisc, which line sets up, for 30 ms at most. DEV is the device of the line: downloads enter it, and
+uploads leave it. On a PPPoE line, it is the ppp device.
 
 To change something, give the whole command again, with all flags. Counters and queued packets stay. A direction without
 a rate is not limited. line makes the pools "DEV egress" and "DEV ingress", and changes no other rules and pools.
@@ -138,6 +138,9 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return err
 		}
+		if dev.IsCgroup() {
+			return inputf("a line is a device; for one rate of %s in each direction, write %s", plain.Line(dev.Name), e.suggest("set", dev.Name, "--rate", "20mbit"))
+		}
 		if dev.Loopback {
 			return inputf("%s is the loopback device, which leads nowhere; give the device of the line, see 'ip route show default'", plain.Line(dev.Name))
 		}
@@ -203,19 +206,17 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 	}
 	switch {
 	case o.fair != "":
-	case behind.NAT.IsValid():
-		l.Share = policy.ShareFlow
-		l.Why = fmt.Sprintf("The hosts of %v on %s most likely have one address on the line (NAT), so they cannot be told apart", behind.NAT, plain.Line(behind.Via))
-		e.say("%s: the hosts of %v on %s seem to have one address here (NAT), so each connection gets an equal part, not each host; if there is no NAT, give --fair host",
-			plain.Line(dev.Name), behind.NAT, plain.Line(behind.Via))
 	case behind.Hosts:
 		l.Share = policy.ShareHost
 	default:
 		l.Share = policy.ShareFlow
 	}
+	if l.NAT = l.Share == policy.ShareHost && behind.NAT.IsValid(); l.NAT {
+		l.Why = fmt.Sprintf("The hosts of %v on %s have one address on the line (NAT)", behind.NAT, plain.Line(behind.Via))
+	}
 	// Hosts are told apart by the address of the near side. Otherwise the rules match what others of the device match.
 	l.Up.Match, l.Down.Match = have.Match(policy.Egress), have.Match(policy.Ingress)
-	if l.Share == policy.ShareHost {
+	if l.Share == policy.ShareHost && !l.NAT {
 		l.Up.Match, l.Down.Match = policy.Ingress.FarSide(), policy.Egress.FarSide()
 	}
 	if why := unqueued(dev); o.down != 0 && !l.Down.Drops && why != nil {
@@ -254,6 +255,9 @@ func directionsOf(l line.Line) []report.LineDirection {
 		who, excess, then := "connections", policy.Delay, "wait in a queue of "+of.Queue()
 		if l.Share == policy.ShareHost {
 			who = "hosts"
+		}
+		if l.NAT {
+			who = "hosts behind NAT"
 		}
 		if of.Drops {
 			excess, then = policy.ECN, "are marked by ECN if they allow it, else dropped"

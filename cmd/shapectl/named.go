@@ -300,6 +300,8 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 			return e.setPool(n, of, found.pool, limit)
 		case found.kind == "":
 			return e.nothingNamed("set", of, found)
+		case found.kind == kindDevice && found.device == nil && policy.IsCgroup(of.name):
+			return e.setCgroup(n, of, limit)
 		case found.kind == kindDevice && found.device == nil:
 			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
 				e.suggest("set"+of.flags, of.name, cmp.Or(of.direction, new(policy.Egress)).String(), policy.Any))
@@ -338,6 +340,29 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	})
 }
 
+// setCgroup sets the first rules for any of a cgroup.
+func (e *env) setCgroup(n *loader.Namespace, of ruleName, limit limitFlags) error {
+	var tables []policy.Table
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		if of.direction != nil && *of.direction != d {
+			continue
+		}
+		t := policy.Table{Device: of.name, Direction: d, Match: d.FarSide()}
+		if limit.matched {
+			t.Match = limit.match
+		}
+		for _, p := range policy.Everything {
+			rule, err := limit.Rule(p)
+			if err != nil {
+				return inputError(err)
+			}
+			t.Rules = append(t.Rules, rule.On(0))
+		}
+		tables = append(tables, t)
+	}
+	return e.put(n, limit, tables...)
+}
+
 // nothingNamed says that nothing has a name, and what may be meant.
 func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 	says, makes := "no "+of.what()+" has that name", ""
@@ -346,7 +371,7 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 	}
 	_, notNetwork := policy.ParseNetworks(of.name)
 	switch {
-	case of.kind == kindDevice:
+	case of.kind == kindDevice || policy.IsCgroup(of.name):
 		return noDevice(of.name)
 	case found.pool.Pool && of.kind == "":
 		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named(verb, kindPool, ruleName{name: of.name, flags: of.flags}))

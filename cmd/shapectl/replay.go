@@ -294,6 +294,8 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
 	case bool(o.limit.Colours.Aware) && !in.HasDSCPs:
 		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
+	case bool(o.limit.NAT):
+		return l, errors.New("a trace does not tell which hosts are behind NAT; leave --nat out")
 	case !in.Addressed:
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
@@ -364,8 +366,15 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
 	l.Pools = poolsAbove(l.Rules, policy.Table{Rules: append(f.Pools().Rules, own...)})
-	for i := range l.Pools {
-		l.Pools[i].Cluster, l.Pools[i].Adapt = policy.Cluster{}, policy.Adapt{}
+	nat := false
+	for _, rules := range [][]policy.Rule{l.Rules, l.Pools} {
+		for i := range rules {
+			nat, rules[i].NAT = nat || rules[i].NAT, false
+			rules[i].Cluster, rules[i].Adapt = policy.Cluster{}, policy.Adapt{}
+		}
+	}
+	if nat {
+		e.say("shapectl: replay: hosts have their addresses of the trace, which does not tell of NAT")
 	}
 	return l, nil
 }

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 		serveSocket = cmp.Or(os.Getenv(socketEnv), serveSocket)
 		main()
 	}
+	if what := os.Getenv(trafficEnv); what != "" {
+		traffic(what)
+	}
 	flag.Set("test.parallel", "4") // unless the command line says otherwise: tests mostly wait
 	os.Exit(m.Run())
 }

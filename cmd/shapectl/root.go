@@ -382,6 +382,7 @@ var advices = []advice{
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
 	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
+	{loader.ErrCgroup, true, "; use another excess or colour action, or limit the device that the packets pass", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
@@ -449,6 +450,12 @@ func device(name string) (netinfo.Device, error) {
 }
 
 func noDevice(name string) error {
+	if policy.IsCgroup(name) {
+		if _, err := netinfo.DeviceByName(name); err != netinfo.ErrNoDevice {
+			return missingf("%s: %w", plain.Line(name), err)
+		}
+		return missingf("there is no cgroup of %s now; one exists while its processes run, and 'systemd-cgls' lists all; a policy with this name limits it whenever it starts", plain.Line(name))
+	}
 	if policyfile.IsPattern(name) {
 		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}

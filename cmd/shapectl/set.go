@@ -27,6 +27,8 @@ than the default stay. A rule whose limit changes follows its plan no longer.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
+DEV and NAME may also be unit:backup.service, container:web or cgroup:/PATH. The first rules of one need no direction.
+
 NAME is the exact name of something that is there. All of it changes at one moment:
 
   rules      all with this name, on all devices
@@ -53,6 +55,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
   shapectl set eth0 ingress any --rate 1gbit
   shapectl set alice egress --rate 50mbit
   shapectl set vm102 --rate 400mbit --confirm 60s
+  shapectl set unit:backup.service --rate 20mbit
   shapectl set uplink --new --rate 1gbit --share member
   shapectl set eth0 egress 10.0.0.7 --rate 200mbit --within uplink --guarantee 20mbit`,
 		Args: func(cmd *cobra.Command, given []string) error {

@@ -386,7 +386,7 @@ func ruleFor(n *view, h *loader.Hook, e maps.Entry, address netip.Addr, p *Packe
 
 // bucketFor is the bucket of a rule for packets; nil where it depends on what is not known of them.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
-	if given == nil && (e.Each.Kind == policy.EachFlow || !address.IsValid() && e.Each.Kind != policy.EachAll) {
+	if e.NAT && e.Each.Kind != policy.EachAll || given == nil && (e.Each.Kind == policy.EachFlow || !address.IsValid() && e.Each.Kind != policy.EachAll) {
 		return nil
 	}
 	flow := flowOf(given, address)

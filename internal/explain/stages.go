@@ -35,8 +35,8 @@ type Level struct {
 // too.
 func stagesFor(n *view, set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow, address netip.Addr) (s Stages) {
 	flow := flowOf(given, address)
-	known := func(s policy.Share) bool {
-		return s.Kind == policy.ShareMember || given != nil || s.Kind != policy.ShareFlow && address.IsValid()
+	known := func(r *policy.Rule) bool {
+		return r.Share.Kind == policy.ShareMember || !r.NAT && (given != nil || r.Share.Kind != policy.ShareFlow && address.IsValid())
 	}
 	s.Now = maps.Now()
 	entries, stages := set.Store.Stages(e, match, flow, s.Now)
@@ -54,7 +54,7 @@ func stagesFor(n *view, set *maps.Set, e maps.Entry, match policy.Match, given *
 		}
 		switch {
 		case s.Model[i].Share == nil:
-		case !known(entry.Share):
+		case !known(&entry.Rule):
 			s.Model[i].Share = nil // it is left out of the verdict
 		default:
 			l.Sharer = maps.SharerName(entry, entries[max(i-1, 0)], match, flow)
@@ -166,9 +166,9 @@ func (s Stages) use(level int) uint64 {
 	return uint64(float64(s.Levels[level].Lately.PassedBytes) * 8e9 / float64(max(s.Watched, 1)))
 }
 
-// NeedsFlow is the first level whose fair shares depend on a flow that was not given; nil if there is none.
-func (s Stages) NeedsFlow() *Level {
-	i := slices.IndexFunc(s.Levels, func(l Level) bool { return l.Share.Kind == policy.ShareFlow && l.Sharer == "" })
+// NeedsMore is the first level whose fair shares depend on a flow that was not given, or on NAT; nil if there is none.
+func (s Stages) NeedsMore() *Level {
+	i := slices.IndexFunc(s.Levels, func(l Level) bool { return (l.Share.Kind == policy.ShareFlow || l.NAT) && l.Sharer == "" })
 	if i < 0 {
 		return nil
 	}

@@ -42,7 +42,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.Passage, verdict, out.WaitNS = r.Stages.Judge(out.Bytes)
 		out.Conforms = out.RefusedBy == nil
 	}
-	needsFlow := r.Stages.NeedsFlow()
+	needsMore := r.Stages.NeedsMore()
 	if r.IsHasty() {
 		out.Note = "its burst is short: TCP to hosts nearer than 10 ms may get a small part of the rate"
 	}
@@ -51,15 +51,19 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"
 	case h.State == loader.Gone:
 		out.Note = "the device was deleted; the next command that changes a rule removes this one"
+	case r.Rate != policy.Unlimited && r.Bucket == nil && r.NAT:
+		out.Note = fmt.Sprintf("each %s behind NAT has a bucket, and conntrack knows whose this is; 'shapectl show --buckets' lists them", r.Each)
 	case r.Rate != policy.Unlimited && r.Bucket == nil:
 		out.Note = fmt.Sprintf("each %s has a bucket; try --flow %s", r.Each, p.anyFlow())
 	case p.Flow == nil && r.Order == policy.SparseFirst && (verdict == model.Delay || verdict == model.Mark):
 		out.Note = "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
-	case needsFlow != nil:
+	case needsMore != nil && needsMore.NAT:
+		out.Note = fmt.Sprintf("up to %v, shared by the hosts behind NAT of %s: one that sends less than its part loses nothing", needsMore.Rate, needsMore.Name())
+	case needsMore != nil:
 		out.Note = fmt.Sprintf("up to %v, shared by the flows of %s: one that sends less than its part loses nothing; for one of them, try --flow %s",
-			needsFlow.Rate, needsFlow.Name(), p.anyFlow())
+			needsMore.Rate, needsMore.Name(), p.anyFlow())
 	}
-	byFlow := needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0 // the pool serves some flows, and others not
+	byFlow := needsMore != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0 // the pool serves some flows, and others not
 	switch {
 	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
 		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy, out.WaitNS = nil, "", []string{}, nil, 0

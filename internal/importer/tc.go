@@ -107,8 +107,8 @@ func (d *device) read() {
 
 // Attributes of cake, which package nl lacks: linux/pkt_sched.h.
 const (
-	cakeRate64, cakeTins, cakeCells, cakeMode, cakeOverhead, cakeAutorate, cakeNAT = 2, 3, 4, 5, 6, 9, 11
-	cakeRaw, cakeWash, cakeMPU, cakeIngress, cakeACKFilter, cakeFwmark             = 12, 13, 14, 15, 16, 18
+	cakeRate64, cakeTins, cakeCells, cakeMode, cakeOverhead, cakeAutorate = 2, 3, 4, 5, 6, 9
+	cakeRaw, cakeWash, cakeMPU, cakeIngress, cakeACKFilter, cakeFwmark    = 12, 13, 14, 15, 16, 18
 
 	cakeFlows, cakeBestEffort = 4, 3 // of cakeMode and cakeTins
 )
@@ -119,7 +119,7 @@ var lostOfCake = []struct {
 	without   uint32
 	name      string
 }{
-	{cakeTins, cakeBestEffort, "diffserv"}, {cakeCells, 0, "atm or ptm"}, {cakeNAT, 0, "nat"}, {cakeWash, 0, "wash"},
+	{cakeTins, cakeBestEffort, "diffserv"}, {cakeCells, 0, "atm or ptm"}, {cakeWash, 0, "wash"},
 	{cakeIngress, 0, "ingress"}, {cakeACKFilter, 0, "ack-filter"}, {cakeFwmark, 0, "fwmark"},
 }
 

@@ -130,6 +130,9 @@ func lacking(n *loader.Namespace, f *policyfile.File) (lacks []Lack, err error) 
 	if err != nil {
 		return nil, err
 	}
+	if f != nil {
+		devices = append(devices, netinfo.Cgroups(f.Cgroups())...)
+	}
 	hooks, err := n.Hooks()
 	defer loader.CloseHooks(hooks)
 	if err != nil {
@@ -167,7 +170,7 @@ func lacking(n *loader.Namespace, f *policyfile.File) (lacks []Lack, err error) 
 			if l.Missing == nil {
 				continue
 			}
-			if _, here, err := netinfo.DeviceByIndex(d.Index); here || err != nil { // it may have gone meanwhile
+			if _, here, err := netinfo.DeviceAt(d.Name, d.Index); here || err != nil { // it may have gone meanwhile
 				lacks = append(lacks, l)
 			}
 		}

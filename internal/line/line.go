@@ -35,6 +35,7 @@ type Line struct {
 	Down       Direction
 	Link       string // as policy.ParseFraming parses it; "" for nothing
 	Share      policy.ShareKind
+	NAT        bool   // hosts have one address on the line
 	Why        string // why the line is shared like this, for a comment; may be ""
 	Adapt      bool
 	Reflectors []string // with Adapt: whose round-trip times count; none for the default ones
@@ -127,6 +128,9 @@ func (l Line) direction(w *writer, direction policy.Direction, d Direction, what
 		w.line(4, "# %s.", l.Why)
 	}
 	w.option("share: "+share, "each "+share+" gets an equal part of the rate while it is used up")
+	if l.NAT {
+		w.option("nat: true", "hosts are those behind NAT, which conntrack knows")
+	}
 	if l.Adapt {
 		w.option("adapt-min: "+d.LeastRate().String(), "'shapectl serve' lowers the rate so far while the line is slow")
 		if len(l.Reflectors) > 0 {

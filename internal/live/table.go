@@ -117,6 +117,7 @@ var Figures = []Figure{
 	number("members", "the most buckets that have the guarantee each; 0 unless it has several", func(it *Item) uint64 { return uint64(it.Rule.Members) }),
 	number("weight", "its weight among the shares of its pool", func(it *Item) uint64 { return uint64(it.Weight.Value()) }),
 	text("share", "who gets a fair share of the bucket, as in policies", func(it *Item) string { return it.Share.String() }).head("SHARE"),
+	{Key: "nat", Type: isBool, Doc: "true if its hosts and subnets are those behind NAT", Of: func(it *Item) any { return it.Rule.NAT }},
 	{Key: "cluster", Type: "Cluster" + orNull, Doc: "how a pool shares its rate with other hosts; null for a rule, and for a pool of this host alone", Of: func(it *Item) any { return clusterOf(&it.Cluster) }},
 	{Key: "adapt", Type: "Adapt" + orNull, Doc: "how a pool adapts its rate to the latency of its line", Of: func(it *Item) any { return adaptOf(&it.Adapt) }},
 	{Key: "leased", Type: isBool + orNull, Doc: "whether a pool has a lease now, by its cluster or its line; null without both", Metric: OfPools, Of: func(it *Item) any {

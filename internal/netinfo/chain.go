@@ -37,6 +37,9 @@ const LookName = "shapectl_look"
 // wraps fs.ErrPermission.
 func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
 	var chain []ChainEntry
+	if IsCgroup(index) {
+		return nil, nil
+	}
 	ids, err := TCXPrograms(index, d)
 	if errors.Is(err, fs.ErrPermission) || err != nil && HasTCX() {
 		return nil, err

@@ -118,8 +118,11 @@ func (d Device) FullFrame() uint64 {
 	return uint64(d.MTU) + uint64(d.L2Bytes)
 }
 
-// DeviceByName finds a device by its name or alternative name. The error wraps ErrNoDevice if there is none.
+// DeviceByName finds a device by its name or alternative name, or a cgroup. The error wraps ErrNoDevice if there is none.
 func DeviceByName(name string) (Device, error) {
+	if policy.IsCgroup(name) {
+		return cgroupByName(name)
+	}
 	l, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) {
@@ -129,6 +132,18 @@ func DeviceByName(name string) (Device, error) {
 		return Device{}, fmt.Errorf("look up device %s: %w", name, err)
 	}
 	return describe(l), nil
+}
+
+// DeviceAt finds a device by its index, or by its name if it is a cgroup, and reports whether it exists.
+func DeviceAt(name string, index int) (Device, bool, error) {
+	if !IsCgroup(index) {
+		return DeviceByIndex(index)
+	}
+	d, err := DeviceByName(name)
+	if err != nil || d.Index != index {
+		return Device{}, false, nil
+	}
+	return d, true, nil
 }
 
 // DeviceByIndex finds a device by its index, and reports whether it exists.

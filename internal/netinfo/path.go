@@ -15,6 +15,9 @@ import (
 // (nftables chains for this device) and "qdisc" (the root). ours has the programs of
 // the caller.
 func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
+	if dev.IsCgroup() {
+		return nil, nil
+	}
 	chain, err := Chain(dev.Index, d, ours)
 	if err != nil {
 		return nil, err

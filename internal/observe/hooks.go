@@ -94,6 +94,9 @@ func isGone(err error) bool {
 
 func (h *hooks) placeAt(key hookKey, match policy.Match, moved func(hookKey, int)) error {
 	dev, err := netinfo.DeviceByName(key.device)
+	if err == nil && dev.IsCgroup() { // in which nobody looks at packets
+		err = netinfo.ErrNoDevice
+	}
 	have := h.at[key]
 	var ids []ebpf.ProgramID
 	if err == nil {

@@ -38,6 +38,7 @@ type objects struct {
 	names    names
 	settings bpf.ObserveWatching
 	secret   [len(bpf.AbiHook{}.Secret)]uint32 // so that no sender chooses whether its flows are followed
+	nat      bool                              // hosts are those behind NAT
 	virtual  bool                              // time is that of the packets, for tests
 	maps     map[string]*ebpf.Map
 	kinds    map[program.Kind]pair
@@ -72,7 +73,7 @@ func budget(perSecond int) uint32 {
 
 // pair loads the programs of a kind, once.
 func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (pair, error) {
-	kind := program.KindOf(d, match, l2Bytes)
+	kind := program.KindOf(d, match, netinfo.Device{L2Bytes: l2Bytes})
 	if p, ok := o.kinds[kind]; ok {
 		return p, nil
 	}
@@ -81,6 +82,9 @@ func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (p
 		return pair{}, err
 	}
 	hook := kind.Settings(bpf.AbiHook{Secret: o.secret})
+	if o.nat {
+		hook.Nat = 1
+	}
 	if o.virtual {
 		hook.VirtualClock = 1
 	}

@@ -32,7 +32,8 @@ type TalkersOptions struct {
 	Network   netip.Prefix
 	Except    []netip.Prefix // networks in it that have rules of their own
 	Framing   policy.Framing
-	ByFlow    bool // else by the address that rules match
+	ByFlow    bool // else by the address that rules match,
+	NAT       bool // or the one behind NAT
 	// PassedUnknown says that packets may pass without being seen behind the rule.
 	PassedUnknown bool
 }
@@ -42,6 +43,9 @@ func TalkersOf(all []live.Item, of *live.Limit) TalkersOptions {
 	o := TalkersOptions{
 		Device: of.Device, Direction: of.Place.Direction, Match: of.Place.Match, Network: of.Prefix, Framing: of.Framing,
 		PassedUnknown: flagsOf(of)&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0,
+	}
+	for l := of; l != nil; l = l.Above {
+		o.NAT = o.NAT || l.NAT
 	}
 	for i := range all {
 		if p := all[i].Prefix; all[i].Place == of.Place && p.Bits() > o.Network.Bits() && o.Network.Contains(p.Addr()) {
@@ -112,6 +116,7 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("count who sends: %w", err)
 	}
+	objects.nat = o.NAT
 	t := &Talkers{
 		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}},
 		last: map[bpf.AbiKey]*talker{},

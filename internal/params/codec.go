@@ -29,6 +29,7 @@ const (
 	Within      = uint32(bpf.AbiRuleFlagRULE_WITHIN)
 	Guarantee   = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
 	Pool        = uint32(bpf.AbiRuleFlagRULE_POOL)
+	NAT         = uint32(bpf.AbiRuleFlagRULE_NAT)
 	Leased      = uint32(bpf.AbiRuleFlagRULE_LEASED)
 	SRTCM       = uint32(bpf.AbiRuleFlagRULE_SRTCM)
 	TRTCM       = uint32(bpf.AbiRuleFlagRULE_TRTCM)
@@ -87,7 +88,7 @@ func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 		flag uint32
 		has  bool
 	}{
-		{Shadow, r.Shadow != policy.Shadow{}}, {Guarantee, r.Guarantee != 0}, {Within, r.Within != ""}, {Pool, r.Pool},
+		{Shadow, r.Shadow != policy.Shadow{}}, {Guarantee, r.Guarantee != 0}, {Within, r.Within != ""}, {Pool, r.Pool}, {NAT, r.NAT},
 		{Leased, r.HasLeases()}, {Framing, r.Framing != policy.Framing{}}, {Label, HasTexts(r)},
 		{Unlimited, r.Rate == policy.Unlimited}, {Penalty, r.Penalty.Kind != policy.PenaltyNone},
 	} {
@@ -135,7 +136,7 @@ func (r Version) Decode(p netip.Prefix, other func(id uint32) Version, poolName 
 		Order: chosen[policy.Order](orderFlags, r.Flags), Fail: chosen[policy.Fail](failFlags, r.Flags),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
 		Share:   policy.Share{Kind: chosen[policy.ShareKind](shareFlags, r.Flags)},
-		Members: policy.Members(r.Members), Pool: r.Flags&Pool != 0,
+		Members: policy.Members(r.Members), Pool: r.Flags&Pool != 0, NAT: r.Flags&NAT != 0,
 	}
 	if out.Each.Kind == policy.EachSubnet {
 		out.Each.Bits = r.EachBits

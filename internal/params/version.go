@@ -18,7 +18,7 @@ type Version struct {
 }
 
 // Scope tells bucket scopes apart.
-func (v Version) Scope() uint32 { return v.Flags&Each<<8 | uint32(v.EachBits) }
+func (v Version) Scope() uint32 { return v.Flags&NAT | v.Flags&Each<<8 | uint32(v.EachBits) }
 
 // Limited reports whether the version limits packets.
 func (v Version) Limited() bool { return v.Flags&(Unlimited|Absent) == 0 }

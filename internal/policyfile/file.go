@@ -168,6 +168,17 @@ func (f *File) Devices() (keys []string) {
 	return keys
 }
 
+// Cgroups are the cgroups that the file names, sorted.
+func (f *File) Cgroups() (names []string) {
+	for name := range f.exactly {
+		if policy.IsCgroup(name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Names reports whether the policy has a section for just that device.
 func (f *File) Names(device string) bool { return f.exactly[device] != nil }
 

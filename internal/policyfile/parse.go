@@ -161,6 +161,10 @@ func CheckDevice(key string) error {
 		name = Unescape(key)
 	}
 	switch {
+	case policy.IsCgroup(name) && pattern:
+		return fmt.Errorf("device %q: a cgroup has no pattern; name each one", shorten(key))
+	case policy.IsCgroup(name):
+		return policy.CheckCgroup(name)
 	case !possible(name):
 		return fmt.Errorf("device %q is not a valid device name; write one such as eth0, or a pattern such as tap*", shorten(key))
 	case !pattern && len(name) > maxDevice:

@@ -181,6 +181,9 @@ func (r random) pool(name string) []string {
 		may(30, "weight: 7")
 	}
 	may(40, "share: "+r.one("none", "host", "/64", "flow", "member"))
+	if slices.Contains(parts, "share: host") {
+		may(50, "nat: true")
+	}
 	may(20, "excess: "+r.one("ecn", "delay"))
 	may(20, r.one("capacity", "burst")+": "+r.one("10ms", "1mb"))
 	may(20, "note: "+r.one("alice", "' '' '"))

@@ -51,6 +51,7 @@ func TestCost(t *testing.T) {
 		{"colours egress", maps.Size{Colours: true}, 0, nil, []string{
 			"algorithm=srtcm", "algorithm=trtcm pir=200gbit", "algorithm=rfc4115 eir=100gbit", "IPv6 algorithm=trtcm pir=200gbit",
 		}},
+		{"NAT egress", maps.Size{Pools: true, NAT: true}, 0, nil, []string{"share=host", "share=host nat=true", "IPv6 share=host nat=true"}},
 		{"all ingress", maps.Size{Pools: true, Colours: true, Affected: 8}, ingress | matchSrc, nil, nil},
 	} {
 		c.size.Rules, c.size.Buckets, c.size.Views, c.size.Shares, c.size.Labels = 1<<14, 1<<16, 2, 64, 64

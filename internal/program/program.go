@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -40,13 +42,15 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := load(spec, Name, store, kind)
+	f := Kind(kind.Kind).Family()
+	maps := f.maps(store)
+	p, err := load(spec, f.program, maps, kind)
 	if err != nil {
 		return nil, err
 	}
-	climb, err := load(spec, bpf.ShapectlProgClimb, store, kind)
+	climb, err := load(spec, f.climb, maps, kind)
 	if err == nil {
-		if err = store.Replacements()[bpf.ShapectlMapPrograms].Put(kind.Kind, climb); err != nil {
+		if err = maps[bpf.ShapectlMapPrograms].Put(kind.Kind, climb); err != nil {
 			err = fmt.Errorf("put a program in place: %w", err)
 		}
 		climb.Close()
@@ -59,16 +63,24 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 }
 
 // load loads one of the programs of the object.
-func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
+func load(spec *ebpf.CollectionSpec, name string, maps map[string]*ebpf.Map, kind bpf.AbiHook) (*ebpf.Program, error) {
 	spec = spec.Copy()
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-	for name, m := range store.Replacements() {
+	for name, m := range maps {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
 	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
 		return nil, err
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
+	options := ebpf.CollectionOptions{MapReplacements: maps}
+	collection, err := ebpf.NewCollectionWithOptions(spec, options)
+	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
+		netinfo.LoadConntrack()
+		collection, err = ebpf.NewCollectionWithOptions(spec, options)
+	}
+	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, fmt.Errorf("load the program: nat is %w without conntrack; load the module nf_conntrack, or leave nat out", ebpf.ErrNotSupported)
+	}
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
@@ -81,11 +93,15 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 }
 
 // WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of
-// bpf/hook.h) by their values.
+// bpf/hook.h) by their values. Without nat, it removes what the programs ask of conntrack: the kernel may not have it, and to find
+// its types takes long.
 func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
 		ins := &instructions[i]
+		if hook.Nat == 0 && (ins.IsKfuncCall() || btf.CORERelocationMetadata(ins) != nil) {
+			*ins = asm.Mov.Imm(asm.R0, 0).WithSource(ins.Source())
+		}
 		if ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource) || ins.Constant>>24 != hookConstant {
 			continue
 		}
@@ -158,19 +174,56 @@ const (
 	ingress Kind = 1 << iota
 	matchSrc
 	noLinkHeader
+	cgroup
 	Kinds // the number of kinds: KINDS of abi.h
 )
 
-// KindOf returns the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
-func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
+// A Family is the kinds whose programs have the same type, which those in one map of programs must have.
+type Family struct {
+	Pin            string // of the map of programs that hooks call
+	program, climb string // of the object
+	maps           func(*maps.Store) map[string]*ebpf.Map
+	programType    uint32
+	attachTo       uint32           // the type of attachment that the programs are loaded for
+	before         asm.Instructions // of the program of a hook
+	next           int32            // what that returns if it can call none
+}
+
+// Families are the families, by the name of their pin.
+var Families = [...]*Family{
+	{
+		Pin: "kinds", program: Name, climb: bpf.ShapectlProgClimb, maps: (*maps.Store).Replacements,
+		programType: unix.BPF_PROG_TYPE_SCHED_CLS, next: -1, // TCX_NEXT
+	},
+	{
+		Pin: "kinds-cgroup", program: bpf.ShapectlProgShapectlCgroup, climb: bpf.ShapectlProgClimbCgroup, maps: (*maps.Store).OfCgroups,
+		programType: unix.BPF_PROG_TYPE_CGROUP_SKB, attachTo: unix.BPF_CGROUP_INET_EGRESS, next: 1,
+		before: asm.Instructions{ // local traffic passes: every namespace has its loopback device at this index
+			asm.LoadMem(asm.R2, asm.R1, ifindexInSKB, asm.Word),
+			asm.JEq.Imm(asm.R2, netinfo.Loopback, "next"),
+		},
+	},
+}
+
+// Family is that of the kind.
+func (k Kind) Family() *Family { return Families[k&cgroup/cgroup] }
+
+// FamilyOf is that of the hooks of a device.
+func FamilyOf(index int) *Family { return KindOf(0, 0, netinfo.Device{Index: index}).Family() }
+
+// KindOf returns the kind of hooks of a device. Its packets have a link header of 14 bytes, or none.
+func KindOf(d policy.Direction, match policy.Match, dev netinfo.Device) (k Kind) {
 	if d == policy.Ingress {
 		k |= ingress
 	}
 	if match == policy.MatchSrc {
 		k |= matchSrc
 	}
-	if l2Bytes == 0 {
+	if dev.L2Bytes == 0 {
 		k |= noLinkHeader
+	}
+	if dev.IsCgroup() {
+		k |= cgroup
 	}
 	return k
 }
@@ -181,6 +234,7 @@ func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
 	if k&noLinkHeader != 0 {
 		of.L2Bytes = 0
 	}
+	of.AddsHeaders = uint32(k & (ingress | cgroup))
 	return of
 }
 
@@ -206,16 +260,17 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
 	}
+	f := kind.Family()
 	var code bytes.Buffer
-	err := asm.Instructions{
+	err := append(slices.Clone(f.before),
 		asm.Mov.Imm32(asm.R2, int32(view)),
 		asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
 		asm.LoadMapPtr(asm.R2, kinds.FD()),
 		asm.Mov.Imm(asm.R3, int32(kind)),
 		asm.FnTailCall.Call(),
-		asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
+		asm.Mov.Imm(asm.R0, f.next).WithSymbol("next"),
 		asm.Return(),
-	}.Marshal(&code, binary.LittleEndian)
+	).Marshal(&code, binary.LittleEndian)
 	if err != nil {
 		return nil, fmt.Errorf("load the program of a hook: %w", err)
 	}
@@ -225,7 +280,11 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 		code, license      *byte
 		logAndVersion      [3]uint64
 		name               [16]byte
-	}{unix.BPF_PROG_TYPE_SCHED_CLS, uint32(code.Len() / asm.InstructionSize), &code.Bytes()[0], unsafe.StringData("Dual BSD/GPL\x00"), [3]uint64{}, [16]byte{}}
+		ifindex, attachTo  uint32
+	}{
+		programType: f.programType, count: uint32(code.Len() / asm.InstructionSize), code: &code.Bytes()[0],
+		license: unsafe.StringData("Dual BSD/GPL\x00"), attachTo: f.attachTo,
+	}
 	copy(attributes.name[:15], Name)
 	fd, errno := uintptr(0), unix.EAGAIN
 	for tries := 0; errno == unix.EAGAIN && tries < 30; tries++ { // a signal ends the verification
@@ -237,5 +296,8 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 	return ebpf.NewProgramFromFD(int(fd))
 }
 
-// viewInSKB is the offset of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.
-const viewInSKB = 48 + 4*4
+// These are the offsets of ifindex and of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.
+const (
+	ifindexInSKB = 40
+	viewInSKB    = 48 + 4*4
+)

@@ -54,7 +54,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 			}
 			change[0].Metadata, code[at].Metadata = code[at].Metadata, change[0].Metadata // the function begins here now
 			spec.Programs[Name].Instructions = slices.Insert(code, at, change...)
-			p, err := load(spec, Name, store, store.Hook())
+			p, err := load(spec, Name, store.Replacements(), store.Hook())
 			testenv.Must(t, err)
 			t.Cleanup(func() { p.Close() })
 			_, err = p.Run(&ebpf.RunOptions{Data: c.frame})
@@ -74,7 +74,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 // instructions, so they load quickly on any kernel.
 func TestVerifierAcceptsAll(t *testing.T) {
 	testenv.Root(t)
-	for i, size := range []maps.Size{{Pools: true, Colours: true, Affected: 8}, {Pools: true}, {}, {Colours: true}} {
+	for i, size := range []maps.Size{{Pools: true, Colours: true, NAT: true, Affected: 8}, {Pools: true}, {}, {Colours: true}} {
 		size.Rules, size.Buckets = 256, 1<<16
 		store, err := maps.New(size, bpf.AbiHook{})
 		testenv.Must(t, err)
@@ -99,7 +99,7 @@ func TestVerifierAcceptsAll(t *testing.T) {
 func verified(t *testing.T, store *maps.Store, k Kind, p *ebpf.Program) (n uint32) {
 	t.Helper()
 	var climb *ebpf.Program
-	testenv.Must(t, store.Replacements()[bpf.ShapectlMapPrograms].Lookup(uint32(k), &climb))
+	testenv.Must(t, k.Family().maps(store)[bpf.ShapectlMapPrograms].Lookup(uint32(k), &climb))
 	defer climb.Close()
 	for _, p := range []*ebpf.Program{p, climb} {
 		info, err := p.Info()

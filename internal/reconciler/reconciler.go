@@ -160,12 +160,15 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
+	var cgroups netinfo.CgroupArrivals
+	defer cgroups.Close()
 	r.failed, r.warned, r.waits = map[int]netinfo.Device{}, map[string]bool{}, map[string]bool{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
+	news := false         // a cgroup was made or removed
 	due := true           // devices may have gone while no process watched
 	sweepAt := time.Now() // zero if nothing has gone
 	for ctx.Err() == nil {
@@ -178,13 +181,18 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
 		}
-		if r.file == "" && (due || len(waiting) > 0) {
+		if news = news || len(waiting) > 0; r.file == "" && (due || news) {
 			if err := r.adopt(); err != nil {
 				return err
 			}
-		} else if len(waiting) > 0 && versions(r.file, r.policy) != r.read {
+		} else if news && versions(r.file, r.policy) != r.read {
 			r.reload(ctx)
 		}
+		made, removed, err := cgroups.Take(r.policy.Cgroups())
+		if err != nil {
+			r.warnOnce(err)
+		}
+		waiting, deleted, news = append(waiting, made...), deleted || removed, false
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
 			return err
 		}
@@ -234,6 +242,9 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-again:
 		case <-sweeps.C:
 			due = true
+		case <-cgroups.More():
+			news = true
+			sleep(ctx, settle)
 		case <-arrivals.More():
 			sleep(ctx, settle)
 		case <-r.hosts.More():

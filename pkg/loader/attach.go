@@ -101,7 +101,7 @@ func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 func (a *attachment) findFilters() error {
 	devices := []netinfo.Device{{Index: a.index}}
 	switch {
-	case a.program == 0 && a.index == 0:
+	case a.program == 0 && a.index == 0, netinfo.IsCgroup(a.index):
 		return nil
 	case a.index == 0:
 		var err error
@@ -149,6 +149,8 @@ func (a *attachment) close() {
 // mode is how the hook is attached, "" where it is not.
 func (a *attachment) mode() Mode {
 	switch {
+	case a.link != nil && netinfo.IsCgroup(a.index):
+		return Cgroup
 	case a.link != nil:
 		return TCX
 	case len(a.filters) > 0:
@@ -157,8 +159,8 @@ func (a *attachment) mode() Mode {
 	return ""
 }
 
-// put attaches a program to the device. It replaces the hook's program there, if any.
-func (a *attachment) put(p *ebpf.Program, mode Mode) error {
+// put attaches a program to the device, of which a cgroup needs the name. It replaces the hook's program there, if any.
+func (a *attachment) put(p *ebpf.Program, mode Mode, name string) error {
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
 	// replaces the old pin, because without one nobody would recognise the filter that is there.
 	pin := a.pin(programPin)
@@ -176,12 +178,19 @@ func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	if mode == Clsact {
 		return a.putFilter(p)
 	}
-	return a.putLink(p)
+	return a.putLink(p, mode, name)
 }
 
-func (a *attachment) putLink(p *ebpf.Program) error {
-	old := a.link
-	if old != nil {
+func (a *attachment) putLink(p *ebpf.Program, mode Mode, name string) error {
+	old, stays := a.link, a.link != nil
+	if stays && mode == Cgroup { // one that is removed has its link for a while
+		_, index, err := a.ask()
+		if err != nil {
+			return err
+		}
+		stays = index == a.index
+	}
+	if stays {
 		if err := step.Try("replace the program of a link"); err != nil {
 			return err
 		}
@@ -193,16 +202,9 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 			return err
 		}
 	}
-	if err := step.Try("attach a program to tcx"); err != nil {
-		return err
-	}
-	// Before all others, so that it meets packets before others change them or end the chain.
-	l, err := link.AttachTCX(link.TCXOptions{Interface: a.index, Program: p, Attach: netinfo.TCXType(a.direction), Anchor: link.Head()})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return ErrNoTCX
-	}
+	l, err := a.newLink(p, mode, name)
 	if err != nil {
-		return fmt.Errorf("attach to tcx: %w", err)
+		return err
 	}
 	path := a.pin(linkPin)
 	err = bpffs.Unlink(path) // of a dead link
@@ -220,6 +222,41 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 	}
 	a.link = l
 	return nil
+}
+
+// newLink attaches a program to the device, or to the cgroup of that name.
+func (a *attachment) newLink(p *ebpf.Program, mode Mode, name string) (link.Link, error) {
+	if err := step.Try("attach a program to " + string(mode)); err != nil {
+		return nil, err
+	}
+	if mode == Cgroup {
+		dir, dev, err := netinfo.OpenCgroup(name)
+		if err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		if dev.Index != a.index {
+			return nil, netinfo.ErrNoDevice // it was made again meanwhile
+		}
+		attach := ebpf.AttachCGroupInetEgress
+		if a.direction == policy.Ingress {
+			attach = ebpf.AttachCGroupInetIngress
+		}
+		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: attach})
+		if err != nil {
+			return nil, fmt.Errorf("attach to the cgroup: %w", err)
+		}
+		return l, nil
+	}
+	// Before all others, so that it meets packets before others change them or end the chain.
+	l, err := link.AttachTCX(link.TCXOptions{Interface: a.index, Program: p, Attach: netinfo.TCXType(a.direction), Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, ErrNoTCX
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach to tcx: %w", err)
+	}
+	return l, nil
 }
 
 func (a *attachment) putFilter(p *ebpf.Program) error {
@@ -301,14 +338,18 @@ func (a *attachment) remove() error {
 }
 
 // on returns the device in this namespace to which the link is attached, the zero Device for
-// none. anywhere is whether it is attached to a device of any namespace.
-func (a *attachment) on() (device netinfo.Device, anywhere bool, err error) {
+// none. anywhere is whether it is attached to a device of any namespace. A cgroup is found by the name that the caller knows.
+func (a *attachment) on(name string) (device netinfo.Device, anywhere bool, err error) {
 	if a.link == nil {
 		return netinfo.Device{}, false, nil
 	}
 	info, index, err := a.ask()
 	if err != nil || index == 0 {
 		return netinfo.Device{}, false, err
+	}
+	if netinfo.IsCgroup(index) {
+		device, here, err := netinfo.DeviceAt(name, index) // the kernel detaches from one that is removed, but only later
+		return device, here, err
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
 	device, here, err := netinfo.DeviceByIndex(index)
@@ -336,6 +377,9 @@ func (a *attachment) ask() (*link.Info, int, error) {
 	}
 	if on := info.TCX(); on != nil {
 		return info, int(on.Ifindex), nil
+	}
+	if on := info.Cgroup(); on != nil && on.CgroupId != 0 {
+		return info, netinfo.CgroupIndex(on.CgroupId), nil
 	}
 	return info, 0, nil
 }

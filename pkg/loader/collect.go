@@ -96,7 +96,11 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 			continue
 		}
 		h := p.hookOf(set)
-		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
+		remade := func() bool { // with other rules
+			_, err := netinfo.DeviceByName(h.Was)
+			return here[h.Was] || policy.IsCgroup(h.Was) && err == nil
+		}
+		if h.judge() == nil && h.State == Gone && (keep == nil || !keep(h.Was) || remade()) {
 			gone = append(gone, h)
 		} else {
 			h.Close()

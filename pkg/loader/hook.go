@@ -233,13 +233,13 @@ func (h *Hook) judge() error {
 	}
 	defer attached.close()
 	h.Mode, h.Unpinned = attached.mode(), attached.unpinned
-	device, anywhere, err := attached.on()
+	device, anywhere, err := attached.on(h.Was)
 	if err != nil {
 		return err
 	}
 	here := device.Index != 0
 	if !here {
-		if device, here, err = netinfo.DeviceByIndex(h.Set.Ifindex()); err != nil {
+		if device, here, err = netinfo.DeviceAt(h.Was, h.Set.Ifindex()); err != nil {
 			return err
 		}
 		here = here && len(attached.filters) > 0

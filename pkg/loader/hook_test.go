@@ -51,7 +51,7 @@ func (r *rig) programIDs() (ids []uint32) {
 	defer n.Close()
 	for index := range program.Kinds {
 		var id uint32
-		if n.pins.kinds.Lookup(index, &id) == nil {
+		if n.pins.kinds[index.Family()].Lookup(index, &id) == nil {
 			ids = append(ids, id)
 		}
 	}

@@ -38,6 +38,7 @@ const (
 	Auto   Mode = "auto" // tcx if the kernel has it, else clsact
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
+	Cgroup Mode = "cgroup" // the only one of a cgroup
 )
 
 // ErrFewFiles means that the process may not open as many files as a command needs.

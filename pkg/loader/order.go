@@ -72,7 +72,7 @@ func (h *Hook) removal(flush bool) *order {
 
 // deleted reports whether an order fails because the device was deleted meanwhile. Then the others do not.
 func (o *order) deleted(err error) bool {
-	if _, here, lookup := netinfo.DeviceByIndex(o.dev.Index); lookup == nil && !here {
+	if _, here, lookup := netinfo.DeviceAt(o.dev.Name, o.dev.Index); lookup == nil && !here {
 		o.gone, o.steps = fmt.Errorf("%s: %w", tableName(o.want), err), nil
 	}
 	return o.gone != nil
@@ -429,7 +429,7 @@ func (o *order) attach(p *pins) error {
 	if h.State == Attached && h.Match() == o.want.Match && !h.Unpinned {
 		return nil
 	}
-	kind := program.KindOf(h.Direction, o.want.Match, o.dev.L2Bytes)
+	kind := program.KindOf(h.Direction, o.want.Match, o.dev)
 	if err := p.needKind(kind); err != nil {
 		return err
 	}
@@ -440,19 +440,21 @@ func (o *order) attach(p *pins) error {
 	defer attached.close()
 	mode := attached.mode()
 	if mode == "" {
-		if mode, err = HookMode(p.options); err != nil {
+		if mode, err = HookMode(p.options); o.dev.IsCgroup() {
+			mode = Cgroup
+		} else if err != nil {
 			return err
 		}
 	}
 	if err := bpffs.MakeDir(h.at.dir); err != nil {
 		return err
 	}
-	caller, err := program.LoadCaller(p.kinds, kind, h.Set.Number())
+	caller, err := program.LoadCaller(p.kinds[kind.Family()], kind, h.Set.Number())
 	if err != nil {
 		return err
 	}
 	defer caller.Close()
-	if err := attached.put(caller, mode); err != nil {
+	if err := attached.put(caller, mode, o.dev.Name); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)

@@ -148,7 +148,7 @@ func (p *pins) removeStrays() error {
 		switch {
 		case strings.HasPrefix(e.Name(), bpffs.TrashPrefix), e.Name() == asideName:
 			err = bpffs.RemoveAll(path)
-		case e.Name() == kindsPin && p.store == nil && p.foreign == nil:
+		case !e.IsDir() && strings.HasPrefix(e.Name(), "kinds") && p.store == nil && p.foreign == nil:
 			err = bpffs.Unlink(path)
 		}
 		if err != nil {

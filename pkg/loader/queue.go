@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -57,9 +58,26 @@ func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
 	return packets, longest
 }
 
+// ErrCgroup means that rules would queue packets of a cgroup, or change their DSCP.
+var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped")
+
+// checkCgroup returns ErrCgroup if the programs of a cgroup cannot do what rules say.
+func checkCgroup(lists ...[]policy.Rule) error {
+	isDSCP := func(a policy.Action) bool { return a != 0 && a < policy.ActionPass }
+	for _, r := range slices.Concat(lists...) {
+		if bytes, _ := r.Waiting(); bytes > 0 || isDSCP(r.Colours.Green) || isDSCP(r.Colours.Yellow) || isDSCP(r.Colours.Red) {
+			return ErrCgroup
+		}
+	}
+	return nil
+}
+
 // planQueue finds out what the device needs so that rules and pools can delay. It changes nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
 // fq.ErrOldIfb.
 func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
+	if o.dev.IsCgroup() {
+		return checkCgroup(rules...)
+	}
 	packets, longest := Waiting(rules...)
 	if packets == 0 {
 		return nil

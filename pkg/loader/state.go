@@ -39,11 +39,10 @@ const (
 	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
 	// affectedHosts is how many affected hosts and subnets of shadows are remembered: 8 MiB.
 	affectedHosts = 1 << 16
-
-	// kindsPin is the map of programs that hooks call, and climbPin that of those which these call. The kernel
-	// empties each with its last pin.
-	kindsPin, climbPin = "kinds", "programs"
 )
+
+// calledPins are the maps of programs that those of hooks call. The kernel empties each map of programs with its last pin.
+var calledPins = [...]string{"programs", "programs-cgroup"}
 
 // A bpfState is the pinned rules of a namespace: a generation of maps, and the programs that hooks call.
 type bpfState struct {
@@ -51,10 +50,10 @@ type bpfState struct {
 	writing bool // else nothing is changed but what renews allows
 	renews  bool // see Options
 
-	store   *maps.Store       // nil where there are no rules
-	kinds   *ebpf.Map         // the programs, by kind
-	foreign *OtherLayoutError // nil unless a build of another layout made the maps
-	kept    *Kept             // nil unless the namespace is read again and again
+	store   *maps.Store                   // nil where there are no rules
+	kinds   map[*program.Family]*ebpf.Map // the programs, by kind; those that are open
+	foreign *OtherLayoutError             // nil unless a build of another layout made the maps
+	kept    *Kept                         // nil unless the namespace is read again and again
 
 	generation Generation // that was opened
 	lost       string     // the pin of programs that something deleted; "" for none
@@ -75,10 +74,11 @@ func (s *bpfState) open() error {
 		return err
 	}
 	s.lost = ""
-	for _, pin := range []string{s.dir.pin(kindsPin), filepath.Join(newest, climbPin)} {
-		if !bpffs.Exists(pin) {
-			s.lost = pin
-			break
+	for i, f := range program.Families {
+		for _, pin := range []string{s.dir.pin(f.Pin), filepath.Join(newest, calledPins[i])} {
+			if s.lost == "" && !bpffs.Exists(pin) {
+				s.lost = pin
+			}
 		}
 	}
 	if s.store = s.kept.take(s.generation); s.store != nil {
@@ -104,11 +104,14 @@ func (s *bpfState) open() error {
 		s.kept.put(s.generation, s.store)
 		return nil
 	}
-	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); errors.Is(err, fs.ErrNotExist) {
-		s.kinds, err = s.calledKinds()
-	}
-	if err != nil {
-		return fmt.Errorf("open the map of programs: %w", err)
+	s.kinds = map[*program.Family]*ebpf.Map{}
+	for _, f := range program.Families {
+		if s.kinds[f], err = ebpf.LoadPinnedMap(s.dir.pin(f.Pin), nil); errors.Is(err, fs.ErrNotExist) {
+			s.kinds[f], err = s.calledKinds(f)
+		}
+		if err != nil {
+			return fmt.Errorf("open the map of programs: %w", err)
+		}
 	}
 	if state, from := s.store.Change(); state == maps.Armed {
 		waitUntil(from) // the command that armed it was killed
@@ -116,9 +119,12 @@ func (s *bpfState) open() error {
 	return nil
 }
 
-// calledKinds is the map of programs that hooks call, without its pin; a new one if there are no hooks.
-func (s *bpfState) calledKinds() (*ebpf.Map, error) {
+// calledKinds is the map of programs that hooks of a family call, without its pin; a new one if there are no hooks.
+func (s *bpfState) calledKinds(f *program.Family) (*ebpf.Map, error) {
 	for _, set := range s.sets() {
+		if program.FamilyOf(set.Ifindex()) != f {
+			continue
+		}
 		a, err := openAttachment(s.dir.hookDirOf(set))
 		if err != nil {
 			return nil, err
@@ -146,8 +152,8 @@ func (s *bpfState) close() {
 	if s.store != nil {
 		s.store.Close()
 	}
-	if s.kinds != nil {
-		s.kinds.Close()
+	for _, kinds := range s.kinds {
+		kinds.Close()
 	}
 	s.store, s.kinds, s.rules = nil, nil, nil
 }
@@ -195,7 +201,12 @@ func (dir home) discardMaps() error {
 	if err := dir.discardGenerations(0); err != nil {
 		return err
 	}
-	return bpffs.Unlink(dir.pin(kindsPin))
+	for _, f := range program.Families {
+		if err := bpffs.Unlink(dir.pin(f.Pin)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // makeRoom makes the maps of the namespace, or a new generation if they lack room for the
@@ -261,7 +272,7 @@ func growth(rules uint32) uint32 {
 
 // roomFor adds room for buckets and shadows to a size, if rules need it.
 func roomFor(needs, size maps.Size) maps.Size {
-	size.Pools, size.Colours = size.Pools || needs.Pools, size.Colours || needs.Colours
+	size.Pools, size.Colours, size.NAT = size.Pools || needs.Pools, size.Colours || needs.Colours, size.NAT || needs.NAT
 	if needs.Affected > 0 {
 		size.Affected = max(size.Affected, affectedHosts)
 	}
@@ -272,16 +283,19 @@ func roomFor(needs, size maps.Size) maps.Size {
 }
 
 func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
-	pin := s.dir.pin(kindsPin)
 	var err error
-	if s.store, err = maps.New(size, settings); err == nil {
-		s.kinds, err = program.NewKinds()
-	}
-	if err == nil {
-		err = bpffs.Unlink(pin)
-	}
-	if err == nil {
-		err = bpffs.Pin(s.kinds, pin)
+	s.store, err = maps.New(size, settings)
+	s.kinds = map[*program.Family]*ebpf.Map{}
+	for _, f := range program.Families {
+		if err == nil {
+			s.kinds[f], err = program.NewKinds()
+		}
+		if err == nil {
+			err = bpffs.Unlink(s.dir.pin(f.Pin))
+		}
+		if err == nil {
+			err = bpffs.Pin(s.kinds[f], s.dir.pin(f.Pin))
+		}
 	}
 	if err == nil {
 		err = s.pinAs(s.store, "g0")
@@ -336,7 +350,7 @@ func (s *bpfState) renew(size maps.Size, settings bpf.AbiHook) error {
 func (s *bpfState) switchTo(store *maps.Store, pin func() error) error {
 	programs := map[program.Kind]*ebpf.Program{}
 	for kind := range program.Kinds {
-		if !s.hasKind(kind) && s.lost != s.dir.pin(kindsPin) {
+		if !s.hasKind(kind) && bpffs.Exists(s.dir.pin(kind.Family().Pin)) { // else something has emptied the map
 			continue
 		}
 		p, err := program.Load(store, kind.Settings(store.Hook()))
@@ -363,14 +377,14 @@ func (s *bpfState) switchTo(store *maps.Store, pin func() error) error {
 
 func (s *bpfState) hasKind(kind program.Kind) bool {
 	var id uint32
-	return s.kinds.Lookup(kind, &id) == nil
+	return s.kinds[kind.Family()].Lookup(kind, &id) == nil
 }
 
 func (s *bpfState) putKind(kind program.Kind, p *ebpf.Program) error {
 	if err := step.Try("replace a program"); err != nil {
 		return err
 	}
-	if err := s.kinds.Put(kind, p); err != nil {
+	if err := s.kinds[kind.Family()].Put(kind, p); err != nil {
 		return fmt.Errorf("put a program in place: %w", err)
 	}
 	return nil
@@ -396,8 +410,10 @@ func (s *bpfState) unify() error {
 	}
 	if s.lost != "" {
 		err := s.renew(s.store.Size(), s.store.Hook())
-		if pin := s.dir.pin(kindsPin); err == nil && s.lost == pin {
-			err = bpffs.Pin(s.kinds, pin)
+		for f, kinds := range s.kinds {
+			if pin := s.dir.pin(f.Pin); err == nil && !bpffs.Exists(pin) {
+				err = bpffs.Pin(kinds, pin)
+			}
 		}
 		if err == nil {
 			s.lost = ""
@@ -435,7 +451,7 @@ func (dir home) otherHooks() (others []*Hook, err error) {
 			err = errors.Join(err, failed)
 			continue
 		}
-		dev, _, failed := a.on()
+		dev, _, failed := a.on("")
 		if len(a.filters) > 0 {
 			dev, _, failed = netinfo.DeviceByIndex(a.index)
 		}

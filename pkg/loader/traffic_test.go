@@ -122,7 +122,7 @@ func (x *traffic) limitWith(buckets uint32) {
 	set := store.View(0)
 	_, err = set.Put(x.rule)
 	testenv.Must(x.t, err)
-	kind := program.KindOf(x.direction, x.direction.FarSide(), netinfo.EthernetBytes)
+	kind := program.KindOf(x.direction, x.direction.FarSide(), netinfo.Device{L2Bytes: netinfo.EthernetBytes})
 	p, err := program.Load(store, kind.Settings(store.Hook()))
 	testenv.Must(x.t, err)
 	defer p.Close()

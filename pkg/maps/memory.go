@@ -2,6 +2,7 @@ package maps
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"unsafe"
 
@@ -21,6 +22,7 @@ const (
 	filterMap    = ".data.filter"
 	tableMap     = ".data.table"
 	worksMap     = ".data.works"
+	cgroupWorks  = ".data.cgroup_works"
 )
 
 // ruleMaps hold the rules, each a range of ids.
@@ -34,7 +36,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", worksMap: "works", cgroupWorks: "works-cgroup", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapCgroupPrograms: "programs-cgroup", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
@@ -92,3 +94,10 @@ func (s *Store) Pin(dir string) error {
 
 // Replacements are the maps by name, for loading a program.
 func (s *Store) Replacements() map[string]*ebpf.Map { return s.maps }
+
+// OfCgroups are Replacements for the programs of cgroups.
+func (s *Store) OfCgroups() map[string]*ebpf.Map {
+	all := maps.Clone(s.maps)
+	all[worksMap], all[bpf.ShapectlMapPrograms] = all[cgroupWorks], all[bpf.ShapectlMapCgroupPrograms]
+	return all
+}

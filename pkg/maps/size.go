@@ -21,6 +21,7 @@ type Size struct {
 	Leases   uint32 // pools with a cluster
 	Pools    bool   // there may be pools, and rules with shares
 	Colours  bool   // there may be rules with colours
+	NAT      bool   // there may be rules for hosts behind NAT
 }
 
 // Needs is what steps add to a store. Of Buckets and Affected it only says whether they need any, as rules share these.
@@ -45,6 +46,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 			n.Leases++
 		}
 		n.Pools, n.Colours = n.Pools || want.Pool || shares, n.Colours || want.Algorithm.HasColours()
+		n.NAT = n.NAT || want.NAT
 		proposed, shadowed := want.Proposed()
 		if shadowed {
 			n.Affected = 1

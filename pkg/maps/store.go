@@ -110,12 +110,15 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows, hook.Pools, hook.Colours = size.Affected, 0, 0
+	hook.Shadows, hook.Pools, hook.Colours, hook.Nat = size.Affected, 0, 0, 0
 	if size.Pools {
 		hook.Pools = 1
 	}
 	if size.Colours {
 		hook.Colours = 1
+	}
+	if size.NAT {
+		hook.Nat = 1
 	}
 	elements := map[string]uint32{
 		bpf.ShapectlMapKeys: lines * lineSlots, bpf.ShapectlMapAffected: size.Affected, bpf.ShapectlMapLabels: size.Labels,
@@ -133,7 +136,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	for name, count := range map[string]uint32{
 		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
-		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1,
+		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1, cgroupWorks: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
@@ -146,7 +149,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
-		if m != nil && name != hookMap && name != bpf.ShapectlMapPrograms && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
+		if m != nil && name != hookMap && !holdsPrograms(name) && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
 			m, err = m.Clone()
 		} else if err = step.Try("make a map"); err == nil {
 			m, err = ebpf.NewMap(want)
@@ -184,12 +187,17 @@ func Open(dir string, writing bool) (*Store, error) {
 		case !errors.Is(err, fs.ErrNotExist):
 			s.Close()
 			return nil, fmt.Errorf("open %s: %w", path, err)
-		case name != bpf.ShapectlMapPrograms:
+		case !holdsPrograms(name):
 			s.Close()
 			return nil, PinError(path)
 		}
 	}
 	return s, s.attach()
+}
+
+// holdsPrograms reports whether a map has the programs of a generation.
+func holdsPrograms(name string) bool {
+	return name == bpf.ShapectlMapPrograms || name == bpf.ShapectlMapCgroupPrograms
 }
 
 // attach reads the settings and maps the arrays; on failure the store is closed.
@@ -250,7 +258,7 @@ func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: (s.hook.LineMask + 1) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
-		Colours: s.hook.Colours != 0,
+		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0,
 	}
 }
 

@@ -55,7 +55,7 @@ func (r Rule) Second() (second Rule, ok bool) {
 	}
 	second = Rule{
 		Prefix: r.Prefix, Rate: cmp.Or(r.Colours.PIR, r.Colours.EIR, r.Rate), Capacity: r.Colours.Burst(),
-		Each: r.Each, Colours: r.Colours,
+		Each: r.Each, NAT: r.NAT, Colours: r.Colours,
 	}
 	// Only rules without a second limit have no colours at all.
 	second.Colours.Green, second.Colours.Yellow, second.Colours.Red = ActionPass, ActionPass, ActionPass

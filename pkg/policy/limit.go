@@ -29,6 +29,7 @@ type Limit struct {
 	Members   Members
 	Weight    Weight
 	Share     Share
+	NAT       Switch
 	Cluster   Cluster
 	Adapt     Adapt
 	Name      string

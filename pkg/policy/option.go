@@ -271,6 +271,11 @@ var Options = []*Option{
 		needs: []need{needsAlgorithm("%v, which has no shares; leave it out", GCRA, Leaky), needsOneBucket, needsNoPenalty},
 		check: checkShare,
 	}),
+	same(func(l *Limit) *Switch { return &l.NAT }, func(r *Rule) *Switch { return (*Switch)(&r.NAT) }, Option{
+		Name: "nat", LimitedOnly: true, Help: "hosts are those behind NAT",
+		Doc:   "the hosts of `each` and `share` are those [behind NAT](../for/line.md#behind-nat): `true` or `false`",
+		needs: []need{{option: "share", met: (*Rule).tellsHosts, why: "without hosts to tell apart; add each host or share host, or leave it out"}},
+	}),
 	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
 		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
 	}),

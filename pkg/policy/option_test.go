@@ -38,6 +38,7 @@ var samples = map[string][]string{
 	"members":   {"50", "within=uplink", "guarantee=1mbit", "each=host"},
 	"weight":    {"256", "within=uplink"},
 	"share":     {"flow"},
+	"nat":       {"true", "share=host"},
 
 	"cluster":        {"10 gbit: gold"},
 	"cluster-weight": {"256", "cluster=gold"},

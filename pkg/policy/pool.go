@@ -151,7 +151,7 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 	rate := Rate(r.Guarantee)
 	return Rule{
 		Prefix: r.Prefix, Pool: r.Pool, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)),
-		Each: r.Each, Members: r.Members, Framing: r.Framing,
+		Each: r.Each, NAT: r.NAT, Members: r.Members, Framing: r.Framing,
 	}, rate != 0
 }
 

@@ -36,6 +36,7 @@ type Rule struct {
 	Members   Members
 	Weight    Weight
 	Share     Share
+	NAT       bool    // hosts and subnets are those behind NAT
 	Cluster   Cluster // only of a pool
 	Adapt     Adapt   // only of a pool
 	Shadow    Shadow

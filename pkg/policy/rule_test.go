@@ -139,6 +139,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Share.Kind = 5 }, "share has the unknown value 5"},
 		{func(r *Rule) { r.Share = Share{ShareHost, 1} }, "share host takes no prefix length"},
 		{func(r *Rule) { r.Share.Kind = ShareMember }, "share member is for pools"},
+		{func(r *Rule) { r.NAT, r.Share.Kind = true, ShareFlow }, "nat true has no use without hosts to tell apart; add each host or share host, or leave it out"},
 		{func(r *Rule) { r.Share = Share{ShareSubnet, 23} }, "share /23 does not divide 10.0.0.0/24; use /24 to /32"},
 		{func(r *Rule) { r.Share = Share{ShareSubnet, 33} }, "share /33 does not divide"},
 		{func(r *Rule) { r.Share.Kind, r.Each.Kind = ShareHost, EachHost }, "share host has no use with each host, which has no bucket to share"},

@@ -53,6 +53,11 @@ func (e Each) Canonical(prefix netip.Prefix) Each {
 	return e
 }
 
+// tellsHosts reports whether hosts or subnets have buckets or fair shares.
+func (r *Rule) tellsHosts() bool {
+	return r.Each.Kind == EachHost || r.Each.Kind == EachSubnet || r.Share.Kind == ShareHost || r.Share.Kind == ShareSubnet
+}
+
 func (r *Rule) hasOneBucket() bool { return r.Each.Canonical(r.Prefix).Kind == EachAll }
 
 // ShareKind is who gets a fair share of a bucket.

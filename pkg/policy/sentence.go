@@ -47,6 +47,9 @@ func (r Rule) Gets() string {
 	says := r.gets() + r.Cluster.says() + r.Adapt.says(r.Rate)
 	if by := r.Share.by(); by != "" {
 		says += ", shared fairly by its " + by
+		if r.NAT {
+			says += " behind NAT"
+		}
 	}
 	if r.Within != "" {
 		says += fmt.Sprintf(", within pool %q", string(r.Within)) + r.part()
@@ -122,18 +125,22 @@ func (r Rule) subject(match Match) string {
 	if r.Label.Name != "" {
 		where += fmt.Sprintf(" (%q)", r.Label.Name)
 	}
-	each := r.Each.Canonical(r.Prefix)
+	each, in, of := r.Each.Canonical(r.Prefix), " in ", " of "
+	if r.NAT {
+		in = " behind NAT" + map[Match]string{MatchDst: " to ", MatchSrc: " from "}[match]
+		of = in
+	}
 	switch {
 	case each.Kind == EachFlow && match == MatchDst:
 		return "each flow to " + where
 	case each.Kind == EachFlow:
 		return "each flow from " + where
-	case single || r.Rate == Unlimited:
+	case single && !r.NAT || r.Rate == Unlimited:
 		return where
 	case each.Kind == EachHost:
-		return "each host in " + where
+		return "each host" + in + where
 	case each.Kind == EachSubnet:
-		return fmt.Sprintf("each %v subnet of %s", each, where)
+		return fmt.Sprintf("each %v subnet%s%s", each, of, where)
 	}
 	return where + " as a whole"
 }

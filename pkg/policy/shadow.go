@@ -34,7 +34,7 @@ func (r Rule) Proposed() (proposed Rule, ok bool) {
 	colours.PIR, colours.EIR, colours.PBS, colours.EBS = s.PIR, s.EIR, s.PBS, s.EBS
 	return Rule{
 		Prefix: r.Prefix, Rate: s.Rate, Capacity: s.Capacity, Algorithm: r.Algorithm,
-		Each: s.Each, Penalty: s.Penalty, Colours: colours, Framing: s.Framing,
+		Each: s.Each, NAT: r.NAT, Penalty: s.Penalty, Colours: colours, Framing: s.Framing,
 	}, s != Shadow{}
 }
 

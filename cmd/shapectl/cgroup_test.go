@@ -1,0 +1,280 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// trafficEnv makes the test binary send to an address, or receive from it, until it is killed.
+const trafficEnv = "SHAPECTL_TEST_TRAFFIC"
+
+func traffic(what string) {
+	how, to, _ := strings.Cut(what, " ")
+	c, err := net.Dial("tcp", to)
+	if err == nil {
+		pump(c, how == "send")
+	}
+	os.Exit(1)
+}
+
+// pump sends, or receives, until the connection ends. It returns how many bytes.
+func pump(c net.Conn, sends bool) (bytes int) {
+	for buffer := make([]byte, 1<<16); ; {
+		f := c.Read
+		if sends {
+			f = c.Write
+		}
+		n, err := f(buffer)
+		if bytes += n; err != nil {
+			return bytes
+		}
+	}
+}
+
+// slice makes a slice of systemd's, whose cgroups end with the test, and returns its directory and its name.
+func slice(t *testing.T) (dir, name string) {
+	t.Helper()
+	testenv.Root(t)
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	testenv.Must(t, err)
+	_, mount, _ := strings.Cut(string(mounts), " - cgroup2 ")
+	if mount == "" {
+		mount = t.TempDir()
+		testenv.Must(t, unix.Mount("cgroup2", mount, "cgroup2", 0, ""))
+		t.Cleanup(func() { testenv.Unmount(t, mount) })
+	} else {
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, " - cgroup2 ") {
+				mount = strings.Fields(line)[4]
+				break
+			}
+		}
+	}
+	dir, err = os.MkdirTemp(mount, "shapectltest*.slice")
+	testenv.Must(t, err)
+	t.Cleanup(func() {
+		var all []string
+		filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+			if e.IsDir() {
+				all = append([]string{path}, all...)
+			}
+			return nil
+		})
+		for _, path := range all {
+			testenv.Eventually(t, path+" to end", func() bool { return os.Remove(path) == nil })
+		}
+	})
+	return dir, filepath.Base(dir)
+}
+
+// in starts a process in a cgroup that sends to an address, or receives.
+func in(t *testing.T, dir, what string) {
+	t.Helper()
+	self, err := os.Executable()
+	testenv.Must(t, err)
+	group, err := os.Open(dir)
+	testenv.Must(t, err)
+	defer group.Close()
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), trafficEnv+"="+what)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	testenv.Must(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+}
+
+// far is a namespace behind va, and two addresses there.
+func (r *rig) far() (*testenv.Netns, [2]string) {
+	r.t.Helper()
+	_, far := testenv.NewNamedNetns(r.t)
+	testenv.Must(r.t, netlink.LinkSetNsFd(testenv.Link(r.t, "vb"), far.FD()))
+	addressed := func(device, number string) error {
+		for _, family := range []string{"10.0.0." + number + "/24", "fd00::" + number + "/64"} {
+			a, err := netlink.ParseAddr(family)
+			testenv.Must(r.t, err)
+			a.Flags = unix.IFA_F_NODAD
+			testenv.Must(r.t, os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("0"), 0))
+			testenv.Must(r.t, netlink.AddrReplace(testenv.Link(r.t, device), a))
+		}
+		return netlink.LinkSetUp(testenv.Link(r.t, device))
+	}
+	testenv.Must(r.t, addressed("va", "1"))
+	testenv.Must(r.t, far.Do(func() error { return addressed("vb", "2") }))
+	testenv.WaitUp(r.t, "va")
+	return far, [2]string{"10.0.0.2", "fd00::2"}
+}
+
+// TCP of a unit keeps the window bound in both directions and families. Local traffic is not limited.
+func TestCgroupLimitsTraffic(t *testing.T) {
+	r := newRig(t)
+	dir, _ := slice(t)
+	dir = filepath.Join(dir, filepath.Base(dir)[:len("shapectltest")]+".service")
+	unit := "unit:" + filepath.Base(dir)
+	testenv.Must(t, os.Mkdir(dir, 0o755))
+	const rate, capacity = 20_000_000, 750_000
+	says := r.ok("set", unit, "--rate", "20mbit")
+	if strings.Count(says, unit) != 4 {
+		t.Fatalf("set %s: %s", unit, says)
+	}
+	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
+	local, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.Must(t, err)
+	defer local.Close()
+	in(t, dir, "send "+local.Addr().String())
+	c, err := local.Accept()
+	testenv.Must(t, err)
+	if n, err := io.CopyN(io.Discard, c, 1<<25); err != nil {
+		t.Fatalf("local traffic: %d bytes, %v", n, err)
+	}
+	c.Close()
+
+	far, addresses := r.far()
+	type end struct {
+		of    string // direction and network
+		bytes int    // payload that arrived
+	}
+	ends := make(chan end, 4)
+	for i, address := range addresses {
+		for direction, how := range map[string]string{"egress": "send", "ingress": "receive"} {
+			var l net.Listener
+			testenv.Must(t, far.Do(func() (err error) {
+				l, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
+				return err
+			}))
+			go func() {
+				defer l.Close()
+				c, err := l.Accept()
+				if err != nil {
+					t.Error(err)
+				}
+				time.AfterFunc(3*time.Second, func() { c.Close() })
+				ends <- end{direction + policy.Everything[i].String(), pump(c, how == "receive")}
+			}()
+			in(t, dir, how+" "+l.Addr().String())
+		}
+	}
+	type sample struct {
+		before, after time.Time
+		passed        uint64
+	}
+	samples, payload := map[string][]sample{}, map[string]int{}
+	for len(payload) < cap(ends) {
+		select {
+		case e := <-ends:
+			payload[e.of] = e.bytes
+		case <-time.After(20 * time.Millisecond):
+		}
+		s := sample{before: time.Now()}
+		rules := r.show(unit)
+		s.after = time.Now()
+		for _, rule := range rules {
+			s.passed = rule.PassedBytes
+			samples[rule.Direction+rule.CIDR] = append(samples[rule.Direction+rule.CIDR], s)
+		}
+	}
+	for of, bytes := range payload {
+		its := samples[of]
+		for i, a := range its {
+			for _, b := range its[i:] {
+				if most := capacity + rate/8*b.after.Sub(a.before).Seconds(); float64(b.passed-a.passed) > most {
+					t.Fatalf("%s: %d bytes passed in %v", of, b.passed-a.passed, b.after.Sub(a.before))
+				}
+			}
+		}
+		all := its[len(its)-1].passed
+		if all < rate/8 { // of three seconds
+			t.Errorf("%s: TCP used only %d bytes", of, all)
+		}
+		if strings.HasPrefix(of, "egress") && uint64(bytes) > all {
+			t.Errorf("%s: %d bytes arrived, and %d are counted", of, bytes, all)
+		}
+	}
+	if rules := r.show(unit); rules[0].SKBs == 0 || rules[0].Hook != "cgroup" {
+		t.Errorf("show: %+v", rules[0])
+	}
+}
+
+// serve limits a cgroup whenever it appears, by the policy, and a command that changes something removes other rules of one that is gone.
+func TestCgroupsComeAndGo(t *testing.T) {
+	r := newRig(t)
+	dir, name := slice(t)
+	id := fmt.Sprintf("%064x", os.Getpid())
+	bin := t.TempDir()
+	testenv.Must(t, os.WriteFile(filepath.Join(bin, "podman"), []byte("#!/bin/sh\n[ \"$*\" = 'container inspect --format {{.Id}} -- "+name+"' ] && echo "+id+"\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	unit, container := "unit:"+name+".service", "container:"+name
+	paths := map[string]string{
+		unit: filepath.Join(dir, name+".service"), container: filepath.Join(dir, "a", "libpod-"+id+".scope"),
+		"cgroup:/" + name + "/b/c": filepath.Join(dir, "b", "c"),
+	}
+	r.refused(exitInput, "there is no cgroup of "+unit+" now", "set", unit, "--rate", "1mbit")
+	text := ""
+	for of := range paths {
+		text += fmt.Sprintf("  %s: {egress: {pool: 10mbit, any: {}}, ingress: {any: 20mbit}}\n", of)
+	}
+	states := func(of string) (all string) {
+		for _, rule := range r.show() {
+			if rule.Device == of && rule.Kind == "rule" {
+				all += rule.State + " "
+			}
+		}
+		return all
+	}
+	for _, file := range [][]string{{r.policy("devices:\n" + text)}, nil} { // then by the policy in force
+		w := r.watch(file...)
+		for of, path := range paths {
+			testenv.Must(t, os.MkdirAll(path, 0o755))
+			testenv.Eventually(t, of+" to be limited", func() bool { return states(of) == "attached attached attached attached " })
+		}
+		for of, path := range paths {
+			testenv.Must(t, os.Remove(path))
+			if is := states(of); is != "device is gone device is gone device is gone device is gone " {
+				t.Errorf("%s is gone, but its rules are %s", of, is)
+			}
+		}
+		if said := w.err.String(); strings.Contains(said, "attached again") {
+			t.Errorf("serve says %s", said)
+		}
+		w.cmd.Process.Kill()
+		w.cmd.Wait()
+	}
+	testenv.Must(t, os.Mkdir(paths[unit], 0o755))
+	r.run("flush", "--all")
+	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
+	for _, says := range []string{r.ok("show", unit), r.ok("explain", unit, "ingress", "10.0.0.7"), r.ok("export")} {
+		if !strings.Contains(says, unit) {
+			t.Errorf("%s is not in %s", unit, says)
+		}
+	}
+	r.ok("doctor", unit)
+	file := r.policy(r.ok("export"))
+	r.ok("diff", file)
+	r.ok("delete", unit, "ingress", "::/0")
+	r.ok("apply", file)
+	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", unit, "--rate", "1mbit", "--excess", "delay")
+	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", unit, "--rate", "1mbit", "--algorithm", "srtcm", "--ebs", "10kb", "--green", "dscp:af11")
+	r.ok("set", "pool", "--new", "--rate", "5mbit")
+	r.ok("set", unit, "ingress", "any", "--within", "pool")
+	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", "pool", "--excess", "delay")
+	r.refused(exitInput, "a line is a device", "line", unit, "--up", "1mbit", "--down", "1mbit")
+	r.refused(exitInput, "write the whole name of a unit", "set", "unit:backup", "--rate", "1mbit")
+	r.refused(exitInput, "a cgroup has no pattern", "apply", r.policy("devices: {'unit:*': {egress: {any: 1mbit}}}"))
+	testenv.Must(t, os.Remove(paths[unit]))
+	if got := r.run("set", "va", "egress", "any", "--rate", "1mbit"); got.code != exitDone {
+		t.Errorf("exit %d, %s", got.code, got.err)
+	}
+	r.refused(exitInput, "there is no device "+unit, "show", unit)
+}
