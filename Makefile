@@ -84,7 +84,7 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 # long under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
 RACE = $(filter-out ./internal/program/ ./internal/testenv/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go internal)))))
 RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
-RACE_COMMANDS = 'Agent|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
+RACE_COMMANDS = 'Agent|Events|Loops|Metrics|Recorder|Replay|RTT|Scripts/(hosts|serve)|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"maps"
 	"os"
@@ -52,73 +51,41 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A clinic is a network namespace with the port "va" of bridge "br", and a
-// directory on which a bpffs can be mounted.
-type clinic struct {
-	t     *testing.T
-	bpffs string
-}
-
-func newClinic(t *testing.T) *clinic {
-	t.Helper()
-	testenv.NewNetns(t)
-	c := &clinic{t: t, bpffs: filepath.Join(t.TempDir(), "bpffs")}
-	t.Cleanup(func() {
-		if c.mounted() {
-			testenv.Unmount(t, c.bpffs)
-		}
-	})
-	testenv.Veth(t, "va", "vb")
+// bridged makes va a port of a bridge br.
+func (r *rig) bridged() {
+	r.t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br"
-	testenv.AddLink(t, &netlink.Bridge{LinkAttrs: attrs})
-	testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, "va"), testenv.Link(t, "br")))
-	return c
+	testenv.AddLink(r.t, &netlink.Bridge{LinkAttrs: attrs})
+	testenv.Must(r.t, netlink.LinkSetMaster(testenv.Link(r.t, "va"), testenv.Link(r.t, "br")))
 }
 
-func (c *clinic) mounted() bool {
-	var st unix.Statfs_t
-	return unix.Statfs(c.bpffs, &st) == nil && st.Type == unix.BPF_FS_MAGIC
-}
-
-func (c *clinic) run(want int, args ...string) (stdout, stderr string) {
-	c.t.Helper()
-	var out, errs bytes.Buffer
-	e := &env{out: &out, err: &errs, getenv: func(name string) string {
-		return map[string]string{"SHAPECTL_BPFFS": c.bpffs}[name]
-	}}
-	if got := e.run(args); got != want {
-		c.t.Fatalf("shapectl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), got, want, &out, &errs)
-	}
-	return out.String(), errs.String()
-}
-
-// examine runs doctor, and returns "status device direction check" of all that
-// is not ok; a packet that nobody sent is no news here.
-func (c *clinic) examine(want int, args ...string) (found []string, text string) {
-	c.t.Helper()
-	text, _ = c.run(want, append([]string{"doctor", "-j"}, args...)...)
+// examined is "status device direction check" of all that doctor finds and is not ok. A packet that nobody sent is no news here.
+func (r *rig) examined(args ...string) (found result) {
+	r.t.Helper()
+	found = r.run(append([]string{"doctor", "-j"}, args...)...)
 	var objects []map[string]string
-	if err := json.Unmarshal([]byte(text), &objects); err != nil {
-		c.t.Fatalf("%v in\n%s", err, text)
+	if err := json.Unmarshal([]byte(found.out), &objects); err != nil {
+		r.t.Fatalf("%v in %+v", err, found)
 	}
+	found.out = ""
 	for _, o := range objects {
 		keys := slices.Sorted(maps.Keys(o))
 		if want := []string{"advice", "check", "device", "direction", "finding", "status"}; !slices.Equal(keys, want) {
-			c.t.Errorf("fields %q, want %q", keys, want)
+			r.t.Errorf("fields %q, want %q", keys, want)
 		}
 		if o["status"] != "ok" && o["check"] != "traffic" {
-			found = append(found, strings.Join([]string{o["status"], o["device"], o["direction"], o["check"]}, " "))
+			found.out += strings.Join([]string{o["status"], o["device"], o["direction"], o["check"]}, " ") + "\n"
 		}
 	}
-	return found, text
+	return found
 }
 
-func (c *clinic) expect(code int, args []string, want ...string) {
-	c.t.Helper()
-	got, text := c.examine(code, args...)
-	if !slices.Equal(got, want) {
-		c.t.Errorf("doctor %s found %q, want %q\n%s", strings.Join(args, " "), got, want, text)
+// doctorFinds ends the test unless that is what doctor finds.
+func (r *rig) doctorFinds(code int, want ...string) {
+	r.t.Helper()
+	if got := r.examined(); got.code != code || !slices.Equal(slices.Collect(strings.Lines(got.out)), want) {
+		r.t.Errorf("doctor: exit %d, found %q, want %q", got.code, got.out, want)
 	}
 }
 
@@ -133,57 +100,11 @@ func foreignProgram(t *testing.T) *ebpf.Program {
 	return p
 }
 
-func TestDoctor(t *testing.T) {
-	t.Parallel()
-	c := newClinic(t)
-	c.expect(exitDone, nil)
-	c.expect(exitDone, []string{"va"})
-	if c.mounted() {
-		t.Error("doctor has mounted a bpffs")
-	}
-	if _, stderr := c.run(exitInput, "doctor", "nope"); !strings.Contains(stderr, "no device nope") {
-		t.Errorf("of a device that is not there: %q", stderr)
-	}
-
-	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
-	c.expect(exitDone, nil)
-	c.run(exitDone, "set", "br", "egress", "10.0.0.0/16", "--rate", "100mbit", "--capacity", "15kb")
-	c.expect(exitDegraded, nil, "warning br egress capacity", "note br egress path", "warning va egress counted twice")
-	c.expect(exitDegraded, []string{"va"}, "warning va egress counted twice")
-	c.run(exitDone, "flush", "br")
-	c.run(exitDone, "set", "vb", "ingress", "10.9.0.0/24", "--rate", "100mbit")
-	c.expect(exitDegraded, nil, "warning vb ingress counted twice")
-	c.run(exitDone, "flush", "vb")
-	c.expect(exitDone, []string{"vb"})
-
-	// The status of a finding comes first. Without -v there are only problems, and how much was checked.
-	text, _ := c.run(exitDone, "doctor", "-v")
-	for line := range strings.Lines(text) {
-		status, _, _ := strings.Cut(line, " ")
-		if status != "ok" && status != "note" && status != "" && !strings.Contains(line, " checks on 1 device: 0 failed, 0 warnings, ") {
-			t.Errorf("line %q", line)
-		}
-	}
-	if text, _ := c.run(exitDone, "doctor"); strings.Count(text, "\n") != 1 || !strings.Contains(text, " checks on 1 device: 0 failed, 0 warnings, ") {
-		t.Errorf("without problems: %s", text)
-	}
-	c.run(exitInput, "doctor", "")
-
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	c.expect(exitDegraded, nil, "failed va egress state")
-	c.expect(exitDegraded, []string{"va"}, "failed va egress state")
-	testenv.Veth(t, "va", "vb")
-	if _, text := c.examine(exitDegraded); !strings.Contains(text, "created again") {
-		t.Errorf("of a device that was created again:\n%s", text)
-	}
-	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
-	c.expect(exitDone, nil)
-}
-
 func TestDoctorOnChain(t *testing.T) {
-	c := newClinic(t)
+	r := newRig(t)
+	r.bridged()
 	va, foreign := testenv.Link(t, "va"), foreignProgram(t)
-	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
 
 	testenv.Must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
@@ -194,27 +115,28 @@ func TestDoctorOnChain(t *testing.T) {
 		},
 		Fd: foreign.FD(), Name: "their_filter", DirectAction: true,
 	}))
-	c.expect(exitDone, nil, "note va egress chain")
+	r.doctorFinds(exitDone, "note va egress chain\n")
 
 	l, err := link.AttachTCX(link.TCXOptions{
 		Interface: va.Attrs().Index, Program: foreign, Attach: ebpf.AttachTCXEgress, Anchor: link.Head(),
 	})
 	testenv.Must(t, err)
 	defer l.Close()
-	c.expect(exitDegraded, nil, "warning va egress chain", "note va egress chain")
-	if _, text := c.examine(exitDegraded); !strings.Contains(text, "program foreign (tcx, ") || !strings.Contains(text, "program their_filter (clsact, ") {
+	r.doctorFinds(exitDegraded, "warning va egress chain\n", "note va egress chain\n")
+	if text := r.run("doctor", "-j").out; !strings.Contains(text, "program foreign (tcx, ") || !strings.Contains(text, "program their_filter (clsact, ") {
 		t.Errorf("the programs are not named in\n%s", text)
 	}
 
 	// What it advises helps.
-	c.run(exitDone, "flush", "va", "egress")
-	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
-	c.expect(exitDone, nil, "note va egress chain")
+	r.ok("flush", "va", "egress")
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	r.doctorFinds(exitDone, "note va egress chain\n")
 }
 
 func TestDoctorWithoutPermissions(t *testing.T) {
-	c := newClinic(t)
-	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	r := newRig(t)
+	r.bridged()
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
 	// Of this thread only, which is the test's own.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var have, none [2]unix.CapUserData
@@ -222,55 +144,49 @@ func TestDoctorWithoutPermissions(t *testing.T) {
 	none = have
 	none[0].Effective, none[1].Effective = 0, 0
 	testenv.Must(t, unix.Capset(&header, &none[0]))
-	out, stderr := func() (string, string) {
+	got := func() result {
 		defer func() { testenv.Must(t, unix.Capset(&header, &have[0])) }()
-		return c.run(exitMissing, "doctor", "-v", "va")
+		return r.run("doctor", "-v", "va")
 	}()
-	if !strings.Contains(out, "failed   permissions: this process lacks CAP_BPF and CAP_PERFMON") || strings.Contains(out, "no rules") {
+	out, stderr := got.out, got.err
+	if got.code != exitMissing || !strings.Contains(out, "failed   permissions: this process lacks CAP_BPF and CAP_PERFMON") || strings.Contains(out, "no rules") {
 		t.Errorf("doctor says\n%s", out)
 	}
 	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "permissions") {
 		t.Errorf("on stderr: %q", stderr)
 	}
-	c.expect(exitDone, nil)
+	r.doctorFinds(exitDone)
 }
 
 func TestDoctorOnRouter(t *testing.T) {
-	c := newClinic(t)
+	r := newRig(t)
+	r.bridged()
 	br := testenv.Link(t, "br")
 	testenv.Must(t, netlink.LinkSetGSOMaxSize(br, 4096))
 	for _, family := range []string{"ipv4", "ipv6"} {
 		testenv.Must(t, os.WriteFile("/proc/sys/net/"+family+"/conf/all/forwarding", []byte("0"), 0))
 	}
-	c.run(exitDone, "set", "br", "egress", "0.0.0.0/0", "--rate", "1mbit", "--capacity", "4096b")
-	c.expect(exitDone, nil, "note br egress path")
+	r.ok("set", "br", "egress", "0.0.0.0/0", "--rate", "1mbit", "--capacity", "4096b")
+	r.doctorFinds(exitDone, "note br egress path\n")
 
 	for _, set := range []string{"ipv4/conf/all/forwarding=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/br/disable_ipv6=0"} {
 		file, value, _ := strings.Cut(set, "=")
 		testenv.Must(t, os.WriteFile("/proc/sys/net/"+file, []byte(value), 0))
 	}
-	c.expect(exitDegraded, nil, "warning br egress capacity", "note br egress path", "warning br egress families")
-	text, _ := c.run(exitDegraded, "doctor")
-	words := strings.Join(strings.Fields(text), " ")
-	for _, want := range []string{
-		"less than the largest packet (65536), as forwarded packets arrive merged (GRO) at v",
-		"'shapectl set br egress ::/0 --rate RATE'",
-	} {
-		if !strings.Contains(words, want) {
-			t.Errorf("%q is not in\n%s", want, text)
-		}
-	}
+	r.doctorFinds(exitDegraded, "warning br egress capacity\n", "note br egress path\n", "warning br egress families\n")
+	r.doctorSays(exitDegraded, "less than the largest packet (65536), as forwarded packets arrive merged (GRO) at v", "'shapectl set br egress ::/0 --rate RATE'")
 }
 
 // What is within pools is known for all devices, also for those that are gone.
 func TestDoctorWithPools(t *testing.T) {
-	c := newClinic(t)
-	c.run(exitDone, "set", "uplink", "--new", "--rate", "100mbit", "--share", "host")
-	c.run(exitDone, "set", "spare", "--new", "--rate", "100mbit")
-	c.run(exitDone, "set", "vb", "egress", "10.0.0.0/8", "--rate", "100mbit", "--within", "uplink", "--guarantee", "10mbit", "--name", "home")
-	c.expect(exitDone, nil, "note   pools")
+	r := newRig(t)
+	r.bridged()
+	r.ok("set", "uplink", "--new", "--rate", "100mbit", "--share", "host")
+	r.ok("set", "spare", "--new", "--rate", "100mbit")
+	r.ok("set", "vb", "egress", "10.0.0.0/8", "--rate", "100mbit", "--within", "uplink", "--guarantee", "10mbit", "--name", "home")
+	r.doctorFinds(exitDone, "note   pools\n")
 
-	n, err := loader.Write(loader.Options{BPFFS: c.bpffs})
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
 	testenv.Must(t, err)
 	h := n.Pools()
 	uplink, _ := h.Set.Find(policy.PoolKey("uplink"))
@@ -279,10 +195,10 @@ func TestDoctorWithPools(t *testing.T) {
 	testenv.Must(t, err)
 	h.Close()
 	n.Close()
-	c.expect(exitDegraded, nil, "note   pools", "failed vb egress queue")
+	r.doctorFinds(exitDegraded, "note   pools\n", "failed vb egress queue\n")
 
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vb")))
-	c.expect(exitDegraded, nil, "note   pools", "failed vb egress state")
+	r.doctorFinds(exitDegraded, "note   pools\n", "failed vb egress state\n")
 }
 
 // Frames that are not IP pass any limit. doctor counts them, once they are more than those of a link's protocols.

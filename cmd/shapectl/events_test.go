@@ -180,11 +180,3 @@ func TestEventsAfterKills(t *testing.T) {
 	w.tells(0, "an overflow", overflowOf("10.0.0.0/24", "10.0.0.0/24"))
 	testenv.Must(t, w.cmd.Wait()) // by --count
 }
-
-func TestEventsRefusals(t *testing.T) {
-	r := newRig(t)
-	r.refused(exitInput, "there is no kind of event", "events", "--kind", "flood")
-	r.refused(exitInput, "out of range", "events", "--count", "0")
-	r.refused(exitInput, "out of range", "events", "--for", "0s")
-	r.refused(exitInput, "malformed pattern", "events", "[")
-}

@@ -189,23 +189,6 @@ func TestCompletion(t *testing.T) {
 	if out, err := bash.CombinedOutput(); err != nil {
 		t.Errorf("bash does not read it: %v: %s", err, out)
 	}
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"__complete", "set", ""}, "va\n"},
-		{[]string{"__complete", "show", "va", ""}, "egress\ningress\n"},
-		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
-		{[]string{"__complete", "set", "--algorithm", ""}, "gcra\nleaky\nsrtcm\ntrtcm\nrfc4115\n:4"},
-		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},
-		{[]string{"__complete", "set", "--queue", ""}, ":4"},
-		{[]string{"__complete", "set", "--each", ""}, "all\nhost\nflow\n:4"},
-	} {
-		got := r.run(c.args...)
-		if !strings.Contains("\n"+got.out, "\n"+c.want) {
-			t.Errorf("%v: %q", c.args, got.out)
-		}
-	}
 }
 
 // Completion asks shapectl, and executes nothing else of a line that is not complete.
@@ -278,51 +261,4 @@ func (r *rig) state() (all []byte) {
 		testenv.Must(r.t, unix.Munmap(memory))
 	}
 	return all
-}
-
-// Of a rule that delays, the answer and the buckets say how long the next packet
-// waits, and the counters that packets have waited; of others they do not.
-func TestQueueIsTold(t *testing.T) {
-	r := newRig(t)
-	r.setUnheld("va egress 10.0.0.0/24 --rate 8kbit --capacity 9000 --algorithm leaky --excess delay --each host")
-	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "9000", "--each", "host")
-	r.send("10.0.0.7", 6, 1000)
-	r.send("10.0.1.7", 6, 1000)
-	for args, want := range map[string]string{
-		"show --buckets va egress 10.0.0.0/24":           "WAIT",
-		"explain va egress 10.0.0.7 --bytes 9000":        "is dropped now by 10.0.0.0/24;",
-		"explain va egress 10.0.0.8":                     "bytes passes now; 10.0.0.0/24 has",
-		"explain -j va egress 10.0.0.7 --bytes 1000":     `"verdict": "mark"`,
-		"explain -j va egress 10.0.0.7":                  `"held_back": false`,
-		"show -j --wide --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
-	} {
-		if out := r.ok(strings.Fields(args)...); !strings.Contains(out, want) {
-			t.Errorf("%s: does not say %q: %s", args, want, out)
-		}
-	}
-	if out := r.ok("show", "--buckets", "va", "egress", "10.0.1.0/24"); strings.Contains(out, "WAIT") || !strings.Contains(out, "LEVEL") {
-		t.Errorf("nothing waits: %s", out)
-	}
-}
-
-// -n works on a namespace from outside it, and that one alone.
-func TestNamedNamespace(t *testing.T) {
-	r := newRig(t)
-	name, ns := testenv.NewNamedNetns(t)
-	testenv.Must(t, ns.Do(func() error { testenv.Veth(t, "va", "vb"); return nil }))
-	r.ok("set", "-n", name, "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	if out := r.ok("show"); out != "no rules\n" {
-		t.Errorf("the rule is here: %s", out)
-	}
-	if rules := r.show("-n", name); len(rules) != 1 || !rules[0].Attached {
-		t.Errorf("rules there: %+v", rules)
-	}
-	r.ok("explain", "-n", name, "va", "egress", "10.0.0.7")
-	if out := r.ok("delete", "va", "egress", "10.0.0.0/24"); !strings.HasPrefix(out, "nothing to delete") {
-		t.Errorf("delete of what is there: %s", out)
-	}
-	r.ok("delete", "-n", name, "va", "egress", "10.0.0.0/24")
-	if pins := r.pins(); len(pins) > 0 {
-		t.Errorf("pins are left: %v", pins)
-	}
 }

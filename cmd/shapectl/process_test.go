@@ -8,15 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
@@ -36,55 +33,6 @@ func (r *rig) result(cmd *exec.Cmd) result {
 		r.t.Fatal(e)
 	}
 	return result{out.String(), err.String(), cmd.ProcessState.ExitCode()}
-}
-
-// Ten commands at once, and one that looks: each rule is there in the end.
-func TestCommandsAtOnce(t *testing.T) {
-	r := newRig(t)
-	var writers []*exec.Cmd
-	for i := range 10 {
-		args := []string{"set", "va", "egress", fmt.Sprintf("10.0.%d.0/24", i), "--rate", "1mbit"}
-		if i%2 == 1 {
-			args = append(args, "--algorithm", "leaky", "--each", "host")
-		}
-		cmd := r.command(args...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		writers = append(writers, cmd)
-	}
-	var ended sync.WaitGroup
-	for _, cmd := range writers {
-		ended.Go(func() {
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("%v: %v", cmd.Args[1:], err)
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() { ended.Wait(); close(done) }()
-	seen := 0
-	for looking := true; looking; {
-		select {
-		case <-done:
-			looking = false
-		default:
-		}
-		rules := r.show()
-		for _, rule := range rules {
-			if !rule.Attached {
-				t.Errorf("a reader saw %+v", rule)
-			}
-		}
-		if len(rules) < seen {
-			t.Errorf("%d rules where there were %d", len(rules), seen)
-		}
-		seen = len(rules)
-	}
-	if seen != 10 {
-		t.Errorf("%d rules of 10", seen)
-	}
-	r.ok("flush", "va")
 }
 
 // The first two commands of a namespace know of each other: only one makes a pool.
@@ -256,70 +204,6 @@ func (r *rig) attached() []string {
 	return found
 }
 
-// Limits that another version has set stay in force, and no command changes anything of them until they are flushed.
-func TestPinsOfAnotherVersion(t *testing.T) {
-	t.Parallel()
-	eachHook(t, func(t *testing.T, r *rig) {
-		const set = "set va egress 10.0.0.0/24 --rate 8kbit --capacity 5000"
-		file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		attached := r.attached()
-		for _, line := range []string{
-			"show", "show va", "show -j --wide --buckets", "export", "diff " + file, "explain va egress 10.0.0.7",
-			set, "set va egress 10.0.1.0/24 --rate 1mbit --each host", "delete va egress 10.0.0.0/24",
-			"apply " + file, "apply " + file + " --confirm 10s", "confirm", "rollback",
-			"show --pools", "show --pools uplink", "set uplink --rate 1mbit", "delete uplink", "set va egress 10.0.1.0/24 --within uplink",
-			"set vb egress 10.0.0.0/24 --rate 1mbit", // all rules of a network namespace are in the same maps
-		} {
-			got := r.run(strings.Fields(line)...)
-			if got.code != exitKernel || !strings.Contains(got.err, "rules of va egress: "+maps.ErrOtherLayout.Error()) ||
-				!strings.Contains(got.err, "nothing was changed") || !strings.Contains(got.err, "shapectl flush") {
-				t.Errorf("shapectl %s: exit %d: %s", line, got.code, got.err)
-			}
-		}
-		r.address("10.0.0.1/24")
-		says := regexp.MustCompile(`(?s)^to 10.0.0.7, by va egress: not known: the rules here cannot be read: .*\n  they leave by va, then vb\n.*\n  path +(tcx|clsact) shapectl`)
-		if got := r.run("explain", "10.0.0.7"); got.code != exitKernel || !says.MatchString(got.out) ||
-			!strings.Contains(r.run("explain", "10.0.0.7", "-j").out, `"verdict": "unknown"`) {
-			t.Errorf("explain: %+v", got)
-		}
-		if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(got.out, maps.ErrOtherLayout.Error()) {
-			t.Errorf("doctor: %+v", got)
-		}
-		for _, args := range [][]string{{file}, {}} {
-			w := r.watch(args...)
-			w.says(maps.ErrOtherLayout.Error())
-			testenv.Must(t, w.cmd.Process.Kill())
-		}
-		if out := r.ok("flush", "vb"); out != "no rules on vb\n" {
-			t.Errorf("flush of a device without rules: %q", out)
-		}
-		if now := r.attached(); !slices.Equal(now, attached) {
-			t.Errorf("commands changed\n%v, to\n%v", attached, now)
-		}
-
-		const deleted = "deleted: va egress: all rules, which this shapectl could not read\n"
-		r.prints(deleted, "flush", "va")
-		r.nothingLeft()
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		r.prints(deleted, "flush", "--all")
-		r.nothingLeft()
-
-		// Of a device that was deleted, too.
-		r.ok(strings.Fields(set)...)
-		r.makeOtherLayout()
-		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-		r.refused(exitKernel, maps.ErrOtherLayout.Error(), "show")
-		if out := r.ok("flush", "--all"); !strings.HasPrefix(out, "deleted: device ") {
-			t.Errorf("flush: %q", out)
-		}
-		testenv.Veth(t, "va", "vb")
-		r.nothingLeft()
-	})
-}
-
 // A command that does not see the bpffs because of mounts of its own, as in `ip netns exec`, changes nothing and says what to do.
 func TestOwnMounts(t *testing.T) {
 	newRig(t) // for its network namespace
@@ -337,30 +221,6 @@ func TestOwnMounts(t *testing.T) {
 	if chain, err := netinfo.Chain(testenv.Link(t, "va").Attrs().Index, policy.Egress, nil); len(chain) > 0 || err != nil {
 		t.Errorf("attached: %v, %v", chain, err)
 	}
-}
-
-// The rules of a deleted device go with the next command, which says so, and do
-// not come back with a device of its name.
-func TestDeviceGoneAndBack(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	if out := r.ok("show"); !strings.Contains(out, "NOT IN FORCE: device is gone") {
-		t.Errorf("show: %s", out)
-	}
-	r.removes("va", "flush", "va")
-	r.refused(exitInput, "no device va", "flush", "va")
-	if pins := r.pins(); len(pins) > 0 {
-		t.Errorf("pins are left: %v", pins)
-	}
-
-	testenv.Veth(t, "va", "vb")
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	r.refused(exitInput, "no device va", "set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
-	testenv.Veth(t, "va", "vb")
-	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "2mbit")
-	r.has("va egress 10.0.1.0/24 2000000")
 }
 
 func TestExitCodesOfErrors(t *testing.T) {

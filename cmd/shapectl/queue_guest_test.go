@@ -291,7 +291,9 @@ func TestIfbGoesWithItsDevice(t *testing.T) {
 	r.ok(words(entering)...)
 	first := r.ifbs()
 	r.sh("ip link del va")
-	r.removes("va", words("set lo egress 10.9.0.0/24 --rate 1mbit")...) // any command
+	if got := r.run(words("set lo egress 10.9.0.0/24 --rate 1mbit")...); got.code != exitDone || got.err != "shapectl: removed the rules of deleted devices: va\n" { // any command
+		t.Fatalf("%+v", got)
+	}
 	if ifbs := r.ifbs(); ifbs != nil {
 		t.Errorf("left behind: %v", ifbs)
 	}

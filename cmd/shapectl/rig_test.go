@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -206,6 +208,12 @@ func (r *rig) send(to string, packets, bytes int) {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// remove deletes a device.
+func (r *rig) remove(device string) {
+	r.t.Helper()
+	testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, device)))
 }
 
 func frameTo(to string, bytes int) []byte {

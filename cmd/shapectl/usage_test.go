@@ -56,91 +56,6 @@ func TestErrorsInJSON(t *testing.T) {
 	}
 }
 
-func TestPolicyMistakesInJSON(t *testing.T) {
-	r := newRig(t)
-	file := r.policy("devices:\n  va:\n    egress: {10.0.0.0/24: fast}\n    sideways: {}\n")
-	got := r.run("apply", "-j", file)
-	told := objects(t, got.err)
-	if got.code != exitInput || len(told) != 1 || told[0]["error"] != "apply: 2 errors; nothing was changed" {
-		t.Fatalf("%+v", got)
-	}
-	mistakes, _ := told[0]["mistakes"].([]any)
-	if len(mistakes) != 2 {
-		t.Fatalf("mistakes are %v", mistakes)
-	}
-	first := mistakes[0].(map[string]any)
-	if first["file"] != file || first["line"] != float64(3) || first["column"] != float64(27) || !strings.Contains(first["message"].(string), "fast") {
-		t.Errorf("the first mistake is %v", first)
-	}
-	// A rule that never decides is a warning, with its place.
-	file = r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit, 10.0.0.0/25: 1mbit, 10.0.0.128/25: 1mbit}}}\n")
-	got = r.run("diff", "-j", file)
-	told = objects(t, got.err)
-	if got.code != exitDiffers || len(told) != 1 || told[0]["file"] != file || told[0]["line"] != float64(1) || !strings.Contains(told[0]["warning"].(string), "10.0.0.0/24") {
-		t.Errorf("%+v", got)
-	}
-}
-
-// What is done in part is an object with exit code 4, and other remarks are warnings.
-func TestWarningsInJSON(t *testing.T) {
-	r := newRig(t)
-	got := r.run("apply", "-j", r.policy("devices: {nosuch*: {egress: {10.0.0.0/24: 1mbit}}, gone: {egress: {10.0.0.0/24: 1mbit}}}\n"))
-	told := objects(t, got.err)
-	if got.code != exitDegraded || len(told) != 2 || told[1]["warning"] != "no device matches nosuch*" ||
-		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
-		t.Errorf("%+v", got)
-	}
-	small := r.policy("devices: {va: {egress: {10.0.0.0/24: 9500}}}\n")
-	got = r.run("diff", "-j", small)
-	told = objects(t, got.err)
-	if len(told) != 1 || told[0]["warning"] != "rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit" || told[0]["column"] != float64(38) {
-		t.Errorf("%+v", got)
-	}
-	if got = r.run("set", "va", "egress", "10.0.0.7", "--rate", "9500"); got.code != exitDone ||
-		got.err != "note: --rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit\n" {
-		t.Errorf("%+v", got)
-	}
-	bad := r.policy("devices: 7\n")
-	got = r.run("apply", "-j", bad, "--last-good", r.policy("devices: {}\n"))
-	told = objects(t, got.err)
-	if last := told[len(told)-1]; got.code != exitDegraded || len(told) != 2 || told[0]["file"] != bad || last["exit_code"] != float64(exitDegraded) || last["error"] == nil {
-		t.Errorf("%+v", got)
-	}
-}
-
-func TestSuggestions(t *testing.T) {
-	r := newRig(t)
-	for args, says := range map[string]string{
-		"shwo":                            "did you mean 'shapectl show'?",
-		"shwo va --wide":                  "did you mean 'shapectl show'?",
-		"remove va egress any":            "did you mean 'shapectl delete'?",
-		"ls":                              "did you mean 'shapectl show'?",
-		"roll":                            "did you mean 'shapectl rollback'?",
-		"help shwo":                       "did you mean 'shapectl show'?",
-		"import libreqo x --device y":     "did you mean 'shapectl import libreqos'?",
-		"set va egress any --burts 64kb":  "set: unknown flag --burts; did you mean --burst?",
-		"set va egress any --port 53":     "set: unknown flag --port; rules match addresses only",
-		"set --plan gold --rate 1mbit":    "set: unknown flag --plan; plans are in the policy file: change it there",
-		"show --port 53":                  "did you mean --sort?",
-		"set va egress any --cri=1mbit":   "did you mean --cir?",
-		"set va egress any -rate 1mbit":   "unknown flag -rate; did you mean --rate?",
-		"import nft x --devcie y":         "import nft: unknown flag --devcie; did you mean --device?",
-		"apply --confrim 60s x":           "did you mean --confirm?",
-		"apply x --confirm 60":            `--confirm: "60" is not a time; write a time with a unit, such as 60s`,
-		"set va egress any --rate 10mbps": `set: --rate "10mbps" is ambiguous`,
-		"set va egress any --rate 1mbit --excess dorp": `set: --excess "dorp" is unknown; use drop, ecn`,
-		"set va egrss any --rate 1mbit":                "did you mean egress, which leaves the device, or ingress, which enters it?",
-		"set egress va 10.0.0.0/24 --rate 1mbit":       `set: direction "va" is unknown; use ingress or egress`,
-		"ask 10.0.0.7":                                 "unknown command \"ask\"; did you mean 'shapectl explain'?",
-		"delete 'x egress any":                         "delete",
-		"set egress 10.0.0.0/24 ingress --rate 1mbit":  "direction",
-		"events --count x":                             `--count: "x" is not a whole number in range`,
-		"show --wide=perhaps":                          `--wide: "perhaps" is not true or false`,
-	} {
-		r.refused(exitInput, says, strings.Fields(args)...)
-	}
-}
-
 // Help fits a terminal, all of it.
 func TestHelpFits(t *testing.T) {
 	root := (&env{}).command()
@@ -161,48 +76,6 @@ func TestHelpFits(t *testing.T) {
 		}
 	}
 	check(root)
-}
-
-// Without a name, a rule for any is two: of one moment, and both are told of.
-func TestAny(t *testing.T) {
-	eachHook(t, func(t *testing.T, r *rig) {
-		out := r.ok("set", "va", "egress", "any", "--rate", "1mbit", "--each", "host")
-		for _, line := range []string{"va egress: each host in 0.0.0.0/0 gets 1mbit", "va egress: each host in ::/0 gets 1mbit"} {
-			if !strings.Contains(out, line) {
-				t.Errorf("set says %q, and not %q", out, line)
-			}
-		}
-		r.send("10.0.0.7", 1, 1000)
-		r.ok("set", "va", "egress", "::/0", "--rate", "3mbit", "--each", "host")
-		// One of them is changed, and the other as it was: with its counters.
-		r.ok("set", "va", "egress", "any", "--rate", "3mbit", "--each", "host")
-		if rules := r.show("va", "egress", "any"); len(rules) != 2 || rules[0].Rate != 3e6 || rules[1].Rate != 3e6 || rules[0].PassedPackets != 1 {
-			t.Errorf("rules are %+v", rules)
-		}
-		r.ok("set", "va", "egress", "any", "--rate", "3mbit", "--each", "host")
-		r.refused(exitInput, "no change can be confirmed or undone", "rollback")
-		// One that is refused for one family is for both.
-		r.refused(exitInput, "/64", "set", "va", "egress", "any", "--rate", "4mbit", "--each", "/64")
-		r.has("va egress 0.0.0.0/0 3000000", "va egress ::/0 3000000")
-		r.ok("delete", "va", "egress", "0.0.0.0/0")
-		if rules := r.show("va", "egress", "any"); len(rules) != 1 {
-			t.Errorf("rules are %+v", rules)
-		}
-		if out := r.ok("delete", "-j", "va", "egress", "any"); strings.Count(out, `"state": "deleted"`) != 1 {
-			t.Errorf("delete of the other one: %s", out)
-		}
-		r.prints("nothing to delete: no egress rule for any on va\n", "delete", "va", "egress", "any")
-		r.refused(exitInput, "no egress rule for any on va", "show", "va", "egress", "any")
-		// A change that is not confirmed yet keeps others from beginning.
-		r.ok("apply", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--confirm", "60s")
-		r.refused(exitInput, "'shapectl confirm' it or 'shapectl rollback' first", "set", "va", "egress", "any", "--rate", "1mbit")
-		r.ok("confirm")
-		r.ok("set", "va", "ingress", "any", "--rate", "1mbit")
-		if out := r.ok("flush", "va"); strings.Count(out, "deleted: ") != 3 {
-			t.Errorf("flush: %s", out)
-		}
-		r.nothingLeft()
-	})
 }
 
 // A namespace is a name, a path or a process, and commands that are suggested are for the same one.
@@ -246,38 +119,16 @@ func TestNetnsIsRepeated(t *testing.T) {
 	r.ok("flush", "-n", name, "va")
 }
 
-func TestCompletionOfRules(t *testing.T) {
+// However many rules follow a plan, the others are found.
+func TestCompletionAfterManyRules(t *testing.T) {
 	r := newRig(t)
 	var rules strings.Builder
-	for i := range mostSuggested + 1 { // which follow one plan
+	for i := range mostSuggested + 1 {
 		fmt.Fprintf(&rules, "10.0.%d.%d: gold, ", i/256, i%256)
 	}
-	r.ok("apply", r.policy(`plans: {gold: 1mbit, silver: 2mbit}
-devices:
-  va: {egress: {10.0.0.0/24: 1mbit, "2001:db8::/32": 1mbit}, ingress: {10.1.0.0/16: 1mbit}}
-  vb: {egress: {`+rules.String()+`10.1.0.0: {plan: silver, name: gina}}}
-`))
-	for args, want := range map[string]string{
-		"show --plan ":         "gold\nsilver\n:4\n",
-		"show --plan s":        "silver\n:4\n",
-		"show g":               "gina\ngold\n:4\n",
-		"delete va egress ":    "10.0.0.0/24\n2001:db8::/32\nany\n:4\n",
-		"delete va egress 2":   "2001:db8::/32\n:4\n",
-		"show va ingress 1":    "10.1.0.0/16\n:4\n",
-		"show nosuch egress 1": ":4\n",
-		"show va sideways 1":   ":4\n",
-		"explain va egress ":   ":4\n",
-		"apply ":               "yaml\nyml\n:8\n",
-		"diff policy.yaml ":    ":4\n",
-		"help q":               "queue\n:4\n",
-		"confirm ":             ":4\n",
-		"show -n nosuch ":      ":4\n",
-		"replay ":              ":0\n",
-	} {
-		fields := strings.Split("__complete "+args, " ")
-		if got := r.run(fields...); got.out != want || got.code != exitDone {
-			t.Errorf("%s: %+v, want %q", args, got, want)
-		}
+	r.ok("apply", r.policy("plans: {gold: 1mbit, silver: 2mbit}\ndevices: {vb: {egress: {"+rules.String()+"10.1.0.0: silver}}}\n"))
+	if got := r.run("__complete", "show", "--plan", ""); got.out != "gold\nsilver\n:4\n" {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -32,24 +31,12 @@ func TestApplyLabels(t *testing.T) {
 			return err
 		})
 	}
-	apply := func(tables []policy.Table, o ApplyOptions) {
-		t.Helper()
-		r.write(func(n *Namespace) error {
-			_, err := n.Apply(tables, o)
-			return err
-		})
-	}
 	for _, count := range []int{3, 700, 20} {
-		apply(named(count), ApplyOptions{})
+		r.apply(ApplyOptions{}, named(count)...)
 		same(named(count))
 	}
-	apply(named(21), ApplyOptions{Confirm: 300 * time.Millisecond})
+	r.apply(ApplyOptions{Confirm: 300 * time.Millisecond}, named(21)...)
 	same(named(21))
-	testenv.Eventually(t, "the change reverts", func() bool {
-		n, err := Read(r.options)
-		testenv.Must(t, err)
-		defer n.Close()
-		return n.Pending() == nil
-	})
+	waitUntil(changeOf(t, r.hook("va")).Until)
 	same(named(20))
 }

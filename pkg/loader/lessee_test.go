@@ -14,18 +14,7 @@ import (
 // One process renews leases. It follows the maps when they are replaced, and does not wait for commands.
 func TestLessee(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	pool := func(name string) policy.Rule {
-		p, err := policy.Limit{Rate: 1_000_000, Cluster: policy.Cluster{Name: policy.ClusterName(name)}}.Pool(name)
-		testenv.Must(t, err)
-		return p
-	}
-	put := func(rules ...policy.Rule) {
-		t.Helper()
-		r.write(func(n *Namespace) error {
-			_, err := n.Put(ApplyOptions{}, policy.Table{Rules: rules})
-			return err
-		})
-	}
+	pool := func(name string) policy.Rule { return pool(name, inCluster(policy.ClusterName(name), 0)) }
 	l, other := NewLessee(ClusterLeases), NewLessee(ClusterLeases)
 	defer l.Close()
 	defer other.Close()
@@ -50,14 +39,9 @@ func TestLessee(t *testing.T) {
 			lease := maps.Lease{Rate: rate, Safe: 8_000, Until: maps.Now() + 1e9, Known: 24_000}
 			testenv.Must(t, pools.Renew(policy.PoolKey(name), lease))
 		}))
-		r.write(func(n *Namespace) error {
-			h := n.Pools()
-			defer h.Close()
-			if lease, ok := h.Set.Lease(policy.PoolKey(name)); !ok || lease.Rate != rate || lease.Known != 24_000 {
-				t.Errorf("the lease of %s is %+v", name, lease)
-			}
-			return nil
-		})
+		if lease, ok := r.lease(name); !ok || lease.Rate != rate || lease.Known != 24_000 {
+			t.Errorf("the lease of %s is %+v", name, lease)
+		}
 	}
 	held := func(want bool) {
 		t.Helper()
@@ -72,7 +56,7 @@ func TestLessee(t *testing.T) {
 	}
 	held(false)
 	has(0) // there are no maps
-	put(pool("a"))
+	r.setPools(pool("a"))
 	held(false)
 	has(1)
 	held(true)
@@ -97,7 +81,7 @@ func TestLessee(t *testing.T) {
 
 	before, err := CurrentGeneration(r.options)
 	testenv.Must(t, err)
-	put(pool("b"), pool("c"), pool("d")) // for whose names there is no room
+	r.setPools(pool("b"), pool("c"), pool("d")) // for whose names there is no room
 	if after, err := CurrentGeneration(r.options); err != nil || after == before {
 		t.Errorf("the maps were not replaced: %v", err)
 	}
@@ -109,7 +93,7 @@ func TestLessee(t *testing.T) {
 		t.Errorf("without rules there are pins: %v", pins)
 	}
 	has(0)
-	put(pool("a"))
+	r.setPools(pool("a"))
 	has(1)
 	renews("a", 300_000)
 	if _, err := names(other); !errors.Is(err, ErrLessee) {
@@ -127,17 +111,9 @@ func TestLesseeRests(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	l := NewLessee(LineLeases)
 	defer l.Close()
-	put := func(name string) {
-		p, err := policy.Limit{Rate: 1_000_000}.Pool(name)
-		testenv.Must(t, err)
-		r.write(func(n *Namespace) error {
-			_, err := n.Put(ApplyOptions{}, policy.Table{Rules: []policy.Rule{p}})
-			return err
-		})
-	}
 	for i, name := range []string{"first", "second", ""} {
 		if name != "" {
-			put(name)
+			r.setPools(pool(name))
 		}
 		looked := 0
 		for range 2 {

@@ -36,7 +36,7 @@ func TestIfbForPools(t *testing.T) {
 		return poolsOn(n, ApplyOptions{}, []policy.Rule{uplink, site}, nil, []policy.Rule{inSite})
 	})
 	for _, pool := range []policy.Rule{uplink, pool("uplink", shared, delayed), uplink} {
-		r.write(func(n *Namespace) error { return putPools(n, pool) })
+		r.setPools(pool)
 		if got, want := r.hook("va").Set.Ifb() != 0, pool.Excess == policy.Delay; got != want {
 			t.Errorf("with %v, there is an ifb: %t", pool, got)
 		}

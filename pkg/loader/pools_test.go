@@ -101,7 +101,7 @@ var withPools = []steppedCommand{
 		readyPools(ApplyOptions{})(r)
 		r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	}, func(n *Namespace) error { _, err := n.Rollback(); return err }},
-	{"delete the last pool", false, func(r *rig) { r.write(func(n *Namespace) error { return putPools(n, uplink) }) }, func(n *Namespace) error {
+	{"delete the last pool", false, func(r *rig) { r.setPools(uplink) }, func(n *Namespace) error {
 		return deletePools(n, "uplink")
 	}},
 }
@@ -130,7 +130,7 @@ func (r *rig) pools() (all string) {
 // Pools need no hook, and the state of the namespace goes with the last of both.
 func TestPoolsWithoutHooks(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
-		r.write(func(n *Namespace) error { return putPools(n, uplink, sector, site) })
+		r.setPools(uplink, sector, site)
 		want := `sector 10mbit within "site" guaranteed none, site 10mbit within "uplink" guaranteed 2mbit, uplink 10mbit within "" guaranteed none`
 		if got := r.pools(); got != want {
 			t.Errorf("the pools are %s", got)
@@ -263,7 +263,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 func TestPoolsOfNewHook(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	faster := pool("uplink", shared, func(r *policy.Rule) { r.Rate = 2e7 })
-	r.write(func(n *Namespace) error { return putPools(n, faster) })
+	r.setPools(faster)
 	r.write(func(n *Namespace) error {
 		done, err := n.ApplyNew(append([]policy.Table{poolTable(uplink, sector, site)}, both([]policy.Rule{inSite, rule("10.0.1.0/24", in("uplink"))}, nil)...), nil, nil)
 		if len(done) != 1 || done[0].Device != "va" {
@@ -310,11 +310,8 @@ func TestRollbackOfPoolsUnderOtherRules(t *testing.T) {
 	readyPools(ApplyOptions{})(r)
 	before := r.pools()
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
-	r.write(func(n *Namespace) error {
-		_, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil, nil)
-		return err
-	})
-	r.write(func(n *Namespace) error { _, err := n.Rollback(); return err })
+	r.write(func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil, nil); return err })
+	r.rollback()
 	if now := r.pools(); now != before {
 		t.Errorf("the pools are %s, want %s", now, before)
 	}
@@ -337,13 +334,13 @@ func TestPoolsThatDelay(t *testing.T) {
 			t.Errorf("%s on a device without fq: %v", what, err)
 		}
 	}
-	r.write(func(n *Namespace) error { return putPools(n, pool("other", delayed)) })
+	r.setPools(pool("other", delayed))
 }
 
 // Pools of another layout, without any hook, are only flushed.
 func TestPoolsOfAnotherLayout(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	r.write(func(n *Namespace) error { return putPools(n, uplink) })
+	r.setPools(uplink)
 	r.anotherLayout()
 	if err := r.try(func(n *Namespace) error { return putPools(n, uplink) }); !isOtherLayout(err) {
 		t.Errorf("set: %v", err)

@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,10 +17,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -61,9 +56,8 @@ type traffic struct {
 	rule     policy.Rule
 	set      *maps.Set
 	entry    maps.Entry
-	sprayer  *testenv.Sender
 	receiver *receiver
-	sent     atomic.Uint64 // packets that match the rule
+	sent     atomic.Uint64 // packets
 }
 
 // newTraffic creates the devices, without a rule.
@@ -82,7 +76,7 @@ func newTraffic(t *testing.T, mode Mode, d policy.Direction, rule policy.Rule) *
 	if d == policy.Egress {
 		x.receiver = receive(t, "vb", from, to)
 	} else {
-		x.sender, x.sprayer = testenv.NewSender(t, "vb"), testenv.NewSender(t, "vb")
+		x.sender = testenv.NewSender(t, "vb")
 	}
 	x.netns = testenv.NewNetns(t) // which the test stays in
 	testenv.Must(t, there.Do(func() error {
@@ -94,60 +88,13 @@ func newTraffic(t *testing.T, mode Mode, d policy.Direction, rule policy.Rule) *
 	}))
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "va")))
 	if d == policy.Egress {
-		x.sender, x.sprayer = testenv.NewSender(t, "va"), testenv.NewSender(t, "va")
+		x.sender = testenv.NewSender(t, "va")
 	} else {
 		x.receiver = receive(t, "va", from, to)
 	}
 	x.options = Options{BPFFS: testenv.BPFFS(t), Mode: mode}
 	x.passed = attachForeign(t, "va", d, link.Tail())
 	return x
-}
-
-// limit puts the rule in force.
-func (x *traffic) limit() {
-	x.t.Helper()
-	x.put(x.rule)
-	x.useSet(x.hook("va").Set)
-}
-
-// limitWith puts the rule in force with a table of that many buckets. The loader cannot make
-// such a table, so the program is attached without it.
-func (x *traffic) limitWith(buckets uint32) {
-	x.t.Helper()
-	var settings bpf.AbiHook
-	testenv.Must(x.t, binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret))
-	store, err := maps.New(maps.Size{Rules: 1, Buckets: buckets}, settings)
-	testenv.Must(x.t, err)
-	x.t.Cleanup(func() { store.Close() })
-	set := store.View(0)
-	_, err = set.Put(x.rule)
-	testenv.Must(x.t, err)
-	kind := program.KindOf(x.direction, x.direction.FarSide(), netinfo.Device{L2Bytes: netinfo.EthernetBytes})
-	p, err := program.Load(store, kind.Settings(store.Hook()))
-	testenv.Must(x.t, err)
-	defer p.Close()
-	kinds, err := program.NewKinds()
-	testenv.Must(x.t, err)
-	x.t.Cleanup(func() { kinds.Close() })
-	testenv.Must(x.t, kinds.Put(kind, p))
-	caller, err := program.LoadCaller(kinds, kind, 0)
-	testenv.Must(x.t, err)
-	defer caller.Close()
-	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: testenv.Link(x.t, "va").Attrs().Index, Program: caller, Attach: netinfo.TCXType(x.direction), Anchor: link.Head(),
-	})
-	testenv.Must(x.t, err)
-	x.t.Cleanup(func() { l.Close() })
-	x.useSet(set)
-}
-
-func (x *traffic) useSet(set *maps.Set) {
-	x.t.Helper()
-	entry, ok := set.Find(x.rule.Prefix)
-	if !ok {
-		x.t.Fatalf("there is no rule for %v", x.rule.Prefix)
-	}
-	x.set, x.entry = set, entry
 }
 
 func (x *traffic) counted() maps.Counters {
@@ -325,13 +272,6 @@ func (r *receiver) count(headers int) error {
 	}
 }
 
-// rest waits until no more packets arrive.
-func (r *receiver) rest() {
-	for before := uint64(math.MaxUint64); before != r.packets.Load(); time.Sleep(200 * time.Millisecond) {
-		before = r.packets.Load()
-	}
-}
-
 // total is the bytes of all flows.
 func (r *receiver) total() (bytes uint64) {
 	r.mutex.Lock()
@@ -378,8 +318,8 @@ func (x *traffic) newStream(sizes []int, flows ...maps.Flow) *stream {
 	return s
 }
 
-func (x *traffic) transmit(by *testenv.Sender, frame []byte) {
-	if err := by.Send(frame); err != nil {
+func (x *traffic) transmit(frame []byte) {
+	if err := x.sender.Send(frame); err != nil {
 		x.t.Error(err)
 	}
 	x.sent.Add(1)
@@ -390,7 +330,7 @@ func (x *traffic) begin(streams ...*stream) {
 	x.t.Helper()
 	for _, s := range streams {
 		s.began = maps.Now()
-		x.transmit(x.sender, s.frames[fullFrame][0])
+		x.transmit(s.frames[fullFrame][0])
 	}
 	known := x.settle()
 	for _, s := range streams {
@@ -403,7 +343,7 @@ func (x *traffic) begin(streams ...*stream) {
 func (x *traffic) fill(streams ...*stream) {
 	for i := range x.rule.Capacity / fullFrame {
 		for _, s := range streams {
-			x.transmit(x.sender, s.frames[fullFrame][int(i)%len(s.flows)])
+			x.transmit(s.frames[fullFrame][int(i)%len(s.flows)])
 		}
 	}
 }
@@ -436,7 +376,7 @@ func (x *traffic) offer(streams []*stream, sizes []int, stop func(now uint64) bo
 				s.room -= float64(size)
 			}
 			s.last = now
-			x.transmit(x.sender, s.frames[size][round%len(s.flows)])
+			x.transmit(s.frames[size][round%len(s.flows)])
 			s.due = due
 			offered += uint64(size)
 		}
@@ -505,189 +445,45 @@ func each(kind policy.EachKind, bits uint8) func(*policy.Rule) {
 
 func ofTraffic(r *policy.Rule) { r.Rate, r.Capacity = trafficRate, trafficCapacity }
 
-func TestEachHostGetsItsRate(t *testing.T) {
+// Each host, subnet or flow gets its rate.
+func TestEachGetsItsRate(t *testing.T) {
 	for _, c := range []struct {
-		name           string
-		mode           Mode
-		direction      policy.Direction
-		rule           policy.Rule
-		sizes          []int
-		subnets, hosts int
+		name      string
+		mode      Mode
+		direction policy.Direction
+		rule      policy.Rule
+		sizes     []int
+		subnets   int
 	}{
-		{"gcra egress IPv4", TCX, policy.Egress, rule("10.0.0.0/24", ofTraffic, eachHost), fullFrames, 1, 50},
-		{"leaky ingress IPv4, mixed", Clsact, policy.Ingress, rule("10.0.0.0/24", ofTraffic, eachHost, leaky), mixedFrames, 1, 50},
-		{"leaky egress IPv6, mixed", TCX, policy.Egress, rule("2001:db8:1::/64", ofTraffic, eachHost, leaky), mixedFrames, 1, 50},
-		{"gcra ingress IPv6 subnets", TCX, policy.Ingress, rule("2001:db8:1::/48", ofTraffic, each(policy.EachSubnet, 64)), fullFrames, 5, 10},
+		{"hosts, gcra egress IPv4", TCX, policy.Egress, rule("10.0.0.0/24", ofTraffic, eachHost), fullFrames, 1},
+		{"hosts, leaky ingress IPv4, mixed", Clsact, policy.Ingress, rule("10.0.0.0/24", ofTraffic, eachHost, leaky), mixedFrames, 1},
+		{"hosts, leaky egress IPv6, mixed", TCX, policy.Egress, rule("2001:db8:1::/64", ofTraffic, eachHost, leaky), mixedFrames, 1},
+		{"subnets, gcra ingress IPv6", TCX, policy.Ingress, rule("2001:db8:1::/48", ofTraffic, each(policy.EachSubnet, 64)), fullFrames, 5},
+		{"flows, leaky egress IPv4, mixed", TCX, policy.Egress, rule("10.0.0.0/24", ofTraffic, each(policy.EachFlow, 0), leaky), mixedFrames, 1},
+		{"flows, gcra ingress IPv6", TCX, policy.Ingress, rule("2001:db8:1::/64", ofTraffic, each(policy.EachFlow, 0)), fullFrames, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			x := newTraffic(t, c.mode, c.direction, c.rule)
-			x.limit()
-			var streams []*stream
-			for subnet := range c.subnets {
-				var flows []maps.Flow
-				for host := range c.hosts {
-					flows = append(flows, x.flow(x.far(subnet, host+1), 5000))
-				}
-				if c.rule.Each.Kind == policy.EachSubnet {
-					streams = append(streams, x.newStream(c.sizes, flows...))
-					continue
-				}
-				for _, f := range flows {
-					streams = append(streams, x.newStream(c.sizes, f))
-				}
-			}
-			x.offerAndCheck(streams, c.sizes)
-		})
-	}
-}
-
-func TestEachFlowGetsItsRate(t *testing.T) {
-	for _, c := range []struct {
-		name      string
-		direction policy.Direction
-		rule      policy.Rule
-		sizes     []int
-	}{
-		{"leaky egress IPv4, mixed", policy.Egress, rule("10.0.0.0/24", ofTraffic, each(policy.EachFlow, 0), leaky), mixedFrames},
-		{"gcra ingress IPv6", policy.Ingress, rule("2001:db8:1::/64", ofTraffic, each(policy.EachFlow, 0)), fullFrames},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			x := newTraffic(t, TCX, c.direction, c.rule)
-			x.limit()
+			x.put(c.rule)
+			x.set = x.hook("va").Set
+			x.entry, _ = x.set.Find(c.rule.Prefix)
 			var streams []*stream
 			for i := range 50 {
-				streams = append(streams, x.newStream(c.sizes, x.flow(x.far(0, 7), 10000+i)))
+				f := x.flow(x.far(i%c.subnets, i/c.subnets+1), 5000)
+				if c.rule.Each.Kind == policy.EachFlow {
+					f = x.flow(x.far(0, 7), 10000+i)
+				}
+				if c.rule.Each.Kind == policy.EachSubnet && i >= c.subnets { // the flows of a subnet share its stream
+					streams[i%c.subnets].flows = append(streams[i%c.subnets].flows, f)
+				} else {
+					streams = append(streams, &stream{flows: []maps.Flow{f}})
+				}
+			}
+			for i, s := range streams {
+				streams[i] = x.newStream(c.sizes, s.flows...)
 			}
 			x.offerAndCheck(streams, c.sizes)
 		})
 	}
-}
-
-// sprayBytes is the smallest size of a frame, because a spray has many.
-const sprayBytes = 60
-
-// sprayed is the n-th spoofed flow. Each has a different source. Nobody has the destination, so
-// the receiver does not count it.
-func (x *traffic) sprayed(n int) maps.Flow {
-	source, to := uint32(100<<24|64<<16), "10.0.1.1"
-	if x.direction == policy.Ingress {
-		source, to = 10<<24|128<<16, "198.51.100.1"
-	}
-	var src [4]byte
-	binary.BigEndian.PutUint32(src[:], source+uint32(n))
-	return maps.Flow{
-		Src: netip.AddrFrom4(src), Dst: netip.MustParseAddr(to), Proto: unix.IPPROTO_UDP,
-		SrcPort: uint16(n * 40503), DstPort: 53,
-	}
-}
-
-// A spray of flows with one packet each is sent as fast as possible through a rule with a bucket
-// per flow. Busy flows offer three times their rate before and meanwhile. They get their rate:
-// no less, because no other packets are charged to their buckets; and no more, because their
-// slots are not reallocated, which would empty their buckets.
-//
-// If the table has room for all sprayed flows, each may pass with its one packet, so the
-// sprayed bytes have no bound. In the other runs the busy flows have all slots of the table, so
-// all sprayed packets are charged to the spill bucket. They get the rate of one flow:
-//
-//	C + r*T - one packet < passed <= C + r*T
-func TestSprayOfFlows(t *testing.T) {
-	for _, c := range []struct {
-		name      string
-		direction policy.Direction
-		algorithm policy.Algorithm
-		buckets   uint32 // 0 for the usual table
-	}{
-		{"gcra egress", policy.Egress, policy.GCRA, 0},
-		{"leaky ingress", policy.Ingress, policy.Leaky, 0},
-		{"leaky egress, full table", policy.Egress, policy.Leaky, 8},
-		{"gcra ingress, full table", policy.Ingress, policy.GCRA, 8},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			rule := rule("10.0.0.0/8", ofTraffic, each(policy.EachFlow, 0))
-			rule.Algorithm = c.algorithm
-			// So large that no bucket drains before its flow sends more packets.
-			rule.Capacity = 256 << 10
-			x := newTraffic(t, TCX, c.direction, rule)
-			if c.buckets == 0 {
-				x.limit()
-			} else {
-				x.limitWith(c.buckets)
-			}
-			x.spray(c.buckets > 0)
-		})
-	}
-}
-
-// spray tests a rule in force. full means that the table has room only for the busy flows.
-func (x *traffic) spray(full bool) {
-	x.t.Helper()
-	const flows = 200_000
-	busy := x.busyFlows(8)
-	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.Store.SharedLevel(x.entry, maps.Now()) == 0 })
-
-	spare := &stream{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
-	x.begin(spare)
-	var over atomic.Bool
-	var group sync.WaitGroup
-	group.Go(func() {
-		defer over.Store(true)
-		for n := 1; n < flows; n++ {
-			if n == flows-2*int(x.rule.Capacity)/sprayBytes {
-				spare.due = maps.Now() // the remaining packets certainly fill the bucket
-			}
-			x.transmit(x.sprayer, datagram(x.sprayed(n), sprayBytes))
-		}
-	})
-	x.offer(busy, fullFrames, func(uint64) bool { return over.Load() })
-	group.Wait()
-	now := x.settle()
-	x.receiver.rest()
-	x.check(busy, now)
-
-	c, out := x.counted(), x.passed.count(x.t)
-	sprayed := out.bytes - x.receiver.total()
-	x.t.Logf("%d flows sprayed in %.3f s, %d bytes each; %d bytes of them passed, %.1f %%; of all, %d bytes passed and %d were dropped",
-		flows, float64(now-spare.began)/1e9, sprayBytes, sprayed, 100*float64(sprayed)/float64(flows*sprayBytes), c.PassedBytes, c.DroppedBytes)
-	if out != (count{c.PassedPackets, c.PassedBytes}) {
-		x.t.Errorf("the next program counted %+v, and the rule %+v", out, c)
-	}
-	if c.ContendedPackets != 0 {
-		x.t.Errorf("%d packets found a contended bucket", c.ContendedPackets)
-	}
-	if level := model.Bytes(x.set.Store.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
-		x.t.Errorf("the level of the spill bucket is %d bytes, of %d", level, x.rule.Capacity)
-	}
-	if !full {
-		return
-	}
-	capacity := float64(x.rule.Capacity)
-	least := capacity + x.lets(spare.due-spare.known) - sprayBytes
-	// In about one run of 500, a sprayed flow has the fingerprint of a busy flow, and is
-	// charged to its bucket.
-	most := capacity + x.lets(now-spare.began) + sprayBytes
-	if got := float64(sprayed); got < least || got > most {
-		x.t.Errorf("the spill bucket passed %.0f bytes, want %.0f to %.0f", got, least, most)
-	}
-	x.t.Logf("the spill bucket passed %+.3f %% more than rate x time + capacity",
-		100*(float64(sprayed)/(capacity+x.lets(now-spare.began))-1))
-}
-
-// busyFlows are n flows with full buckets in the table.
-func (x *traffic) busyFlows(n int) (busy []*stream) {
-	x.t.Helper()
-	for port := 10000; len(busy) < n; port++ {
-		if port == 11000 {
-			x.t.Fatalf("of 1000 flows only %d have a bucket", len(busy))
-		}
-		s := x.newStream(fullFrames, x.flow(x.far(0, 7), port))
-		x.begin(s)
-		if !x.set.Store.State(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()).Spilled {
-			x.fill(s)
-			busy = append(busy, s)
-		}
-	}
-	return busy
 }

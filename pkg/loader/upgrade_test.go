@@ -4,8 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -92,117 +92,46 @@ func TestDeletedPinsOfPrograms(t *testing.T) {
 	})
 }
 
-// A flood offers packets for two rules as fast as possible, and compares the passed bytes with
-// the two rates over every window of time.
-type flood struct {
-	stop  chan struct{}
-	group sync.WaitGroup
-	sent  uint64
-	worst int64 // bytes passed beyond the rate in the worst window
-}
-
-const floodBytes = 1000
-
-// offer starts a flood on a rig, whose rules together allow bytesPerSecond.
-func (r *rig) offer(bytesPerSecond int64) *flood {
-	f := &flood{stop: make(chan struct{})}
-	frames := [][]byte{r.frame("10.0.0.7", floodBytes), r.frame("10.0.1.7", floodBytes)}
-	f.group.Go(func() {
-		// The least difference so far of passed and allowed bytes: the worst window starts at
-		// that time.
-		var least int64
-		start := maps.Now() // to keep the products small
-		for first := true; ; first = false {
-			select {
-			case <-f.stop:
-				return
-			default:
-			}
-			for i := range 64 {
-				if err := r.sender.Send(frames[i%2]); err != nil {
-					r.t.Error(err)
-					return
-				}
-				f.sent++
-			}
-			began := int64(maps.Now() - start)
-			var c [2]uint64
-			if err := r.passed.counts.Lookup(uint32(0), &c); err != nil {
-				r.t.Error(err)
-				return
-			}
-			ended := int64(maps.Now() - start)
-			passed := int64(c[1]) * 1e9
-			if !first {
-				f.worst = max(f.worst, (passed-ended*bytesPerSecond-least)/1e9)
-			}
-			if v := passed - began*bytesPerSecond; first || v < least {
-				least = v
-			}
-		}
-	})
-	return f
-}
-
-// end stops the flood, and ends the test if in any window more than most bytes passed beyond the
-// rate.
-func (f *flood) end(t *testing.T, most int64) {
-	t.Helper()
-	close(f.stop)
-	f.group.Wait()
-	if f.worst > most {
-		t.Errorf("in some window %d bytes passed beyond the rate, where the buckets allow %d", f.worst, most)
-	}
-	if f.sent < 10000 {
-		t.Errorf("the flood was %d packets", f.sent)
-	}
-}
-
+// Each packet is metered once while programs and maps are replaced by those of another build.
 func TestUpgradeUnderFlood(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
-		const rate, capacity = 8_000_000, 20_000
-		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
-		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast, leaky)
+		fast := at(8_000_000, 20_000)
+		one, two, hosts := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast, leaky), rule("10.0.2.0/24", fast, eachHost)
 		r.put(one, two)
-		f, rounds := r.offer(2*rate/8), testenv.Rounds(t, 2)
+		w, began := r.witness("va", r.direction), maps.Now()
+		sources := []*source{r.source("10.0.0.7", 1000), r.source("10.0.1.7", 1000)}
+		sent, rounds := r.keepSending(0, sources...), testenv.Rounds(t, 2)
 		for i := range rounds {
 			r.renewAsAnotherBuild()
 			if i == rounds/2 { // the table is created for the first time
-				r.put(one, rule("10.0.2.0/24", fast, eachHost))
+				r.put(one, hosts)
 			}
 			r.put(one)
 		}
-		f.end(t, 2*capacity+2*floodBytes)
-		h := r.inForce(one, two, rule("10.0.2.0/24", fast, eachHost))
-		c1, c2 := r.counters(h, one), r.counters(h, two)
-		passed := c1.PassedPackets + c2.PassedPackets
-		matched := passed + c1.DroppedPackets + c2.DroppedPackets
-		// On ingress, under load, the kernel drops packets before any program sees them.
-		if matched > f.sent || r.direction == policy.Egress && matched != f.sent {
-			t.Errorf("%d packets sent, and %d metered", f.sent, matched)
+		sent.stop()
+		h := r.inForce(one, two, hosts)
+		count := func() (passed, metered uint64) {
+			c, d := r.counters(h, one), r.counters(h, two)
+			passed = c.PassedPackets + d.PassedPackets
+			return passed, passed + c.DroppedPackets + d.DroppedPackets
 		}
-		if seen := r.passed.count(t).packets; seen != passed {
-			t.Errorf("%d packets passed, and the next program saw %d", passed, seen)
+		testenv.Eventually(t, "what was sent", func() bool {
+			_, before := count()
+			time.Sleep(20 * time.Millisecond)
+			_, now := count()
+			return now == before
+		})
+		all := w.passages(t)
+		newOracle([]regime{{from: began - 1, rules: []policy.Rule{one, two}}}).check(t, all)
+		passed, metered := count()
+		if uint64(len(all)) != passed {
+			t.Errorf("%d packets passed, and %d came by", passed, len(all))
+		}
+		// On ingress, under load, the kernel drops packets before any program sees them.
+		if flood := sources[0].sent + sources[1].sent; flood < 10000 || metered > flood || r.direction == policy.Egress && metered != flood {
+			t.Errorf("%d packets sent, and %d metered", flood, metered)
 		}
 		r.flush()
 		r.nothingLeft()
-	})
-}
-
-// Each packet is charged once, by one algorithm or the other, however fast these change.
-func TestChangesUnderFlood(t *testing.T) {
-	eachMode(t, func(t *testing.T, r *rig) {
-		const rate, capacity = 8_000_000, 20_000
-		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
-		slower := func(p *policy.Rule) { p.Rate, p.Capacity = rate/2, capacity }
-		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast)
-		r.put(one, two)
-		f := r.offer(2 * rate / 8)
-		for range testenv.Rounds(t, 25) {
-			r.put(rule("10.0.0.0/24", slower, leaky))
-			r.put(rule("10.0.0.0/24", fast))
-		}
-		f.end(t, 2*capacity+2*floodBytes)
-		r.inForce(one, two)
 	})
 }
