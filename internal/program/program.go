@@ -235,6 +235,9 @@ func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
 		of.L2Bytes = 0
 	}
 	of.AddsHeaders = uint32(k & (ingress | cgroup))
+	if k&cgroup != 0 { // whose programs may not ask conntrack
+		of.Nat = 0
+	}
 	return of
 }
 

@@ -58,14 +58,14 @@ func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
 	return packets, longest
 }
 
-// ErrCgroup means that rules would queue packets of a cgroup, or change their DSCP.
-var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped")
+// ErrCgroup means that rules would queue packets of a cgroup, change their DSCP, or look behind NAT.
+var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped, and no hosts are behind NAT")
 
 // checkCgroup returns ErrCgroup if the programs of a cgroup cannot do what rules say.
 func checkCgroup(lists ...[]policy.Rule) error {
 	isDSCP := func(a policy.Action) bool { return a != 0 && a < policy.ActionPass }
 	for _, r := range slices.Concat(lists...) {
-		if bytes, _ := r.Waiting(); bytes > 0 || isDSCP(r.Colours.Green) || isDSCP(r.Colours.Yellow) || isDSCP(r.Colours.Red) {
+		if bytes, _ := r.Waiting(); bytes > 0 || r.NAT || isDSCP(r.Colours.Green) || isDSCP(r.Colours.Yellow) || isDSCP(r.Colours.Red) {
 			return ErrCgroup
 		}
 	}
