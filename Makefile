@@ -35,7 +35,7 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit test-go test-bench test-netns test-units race test-cni test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
+.PHONY: all demo test test-unit test-go test-bench test-kubernetes test-netns test-units race test-cni test-kernels test-packages generate verify-generated lint lint-fast vulnerabilities bench install uninstall packages release clean help
 
 all: ## build bin/shapectl and bin/shapectl-cni (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(dir $(BIN)) ./cmd/...
@@ -48,7 +48,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
-	@$(MAKE) --no-print-directory -j test-go test-bench test-netns test-units
+	@$(MAKE) --no-print-directory -j test-go test-bench test-kubernetes test-netns test-units
 
 # Parts of `make test`, which run side by side: each line of theirs says what it is about. Traffic that is measured gets the CPU first.
 test-go: all
@@ -56,6 +56,9 @@ test-go: all
 
 test-bench: all
 	go test -C bench $(TEST) ./...
+
+test-kubernetes:
+	go test -C kubernetes $(TEST) ./...
 
 test-netns: all
 	nice -n -10 scripts/netns-test.sh --brief
@@ -110,11 +113,14 @@ lint: lint-fast ## lint-fast, staticcheck and clang
 	@scripts/need.sh 'make lint' $(CLANG_NEEDS)
 	go run $(STATICCHECK) -tags guest ./...
 	go run -C bench $(STATICCHECK) ./...
+	go vet -C kubernetes ./...
+	go run -C kubernetes $(STATICCHECK) ./...
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/observe.c bpf/shapectl.c bench/reference.c
 
 vulnerabilities: ## known vulnerabilities in the Go release and the modules, as far as the program calls them
 	go run $(GOVULNCHECK) ./...
 	go run -C bench $(GOVULNCHECK) ./...
+	go run -C kubernetes $(GOVULNCHECK) ./...
 
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in 45 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# licences.sh: the licences and notices of Go and of all modules in the programs, as one text.
+# licences.sh [FOLDER]: the licences and notices of Go and of all modules in the programs of a folder, cmd if none is named, as one text.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,10 +18,10 @@ show() {
 	done <<<"$files"
 }
 
-echo "The programs shapectl and shapectl-cni include uPlot and these Go modules. Their licences follow."
+echo "The programs include uPlot and these Go modules. Their licences follow."
 echo
 show "Go $(go env GOVERSION)" "$(go env GOROOT)"
-go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/... |
+go list -C "${1:-cmd}" -deps -f '{{with .Module}}{{if not (or .Main .Replace)}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./... |
 	LC_ALL=C sort -u | while read -r path version folder; do
 	show "$path $version" "$folder"
 done

@@ -62,8 +62,10 @@ quietly() {
 
 for arch in amd64 arm64; do
 	tar -C "$work" -xzf "$out/$name-linux-$arch.tar.gz"
+	GOARCH=$arch go build -C kubernetes -buildvcs=false -ldflags '-s -w' -o "$work/$name-linux-$arch/bin/shapectl-kubernetes" .
+	GOARCH=$arch packaging/licences.sh kubernetes >"$work/$name-linux-$arch/share/doc/shapectl/LICENSES/kubernetes.txt"
 	tar -C "$work/$name-linux-$arch" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
-		--transform='s,^,usr/local/,' -cf "$work/$arch.tar" bin/shapectl share/doc/shapectl/LICENSE share/doc/shapectl/LICENSES
+		--transform='s,^,usr/local/,' -cf "$work/$arch.tar" bin/shapectl{,-kubernetes} share/doc/shapectl/LICENSE share/doc/shapectl/LICENSES
 	quietly "$work/crane" append --oci-empty-base -f "$work/$arch.tar" -t "$image:$arch"
 	quietly "$work/crane" mutate "$image:$arch" -t "$image:$arch" --entrypoint /usr/local/bin/shapectl --set-platform "linux/$arch" \
 		-l "org.opencontainers.image.source=$repository" -l "org.opencontainers.image.version=$version" \
@@ -71,6 +73,8 @@ for arch in amd64 arm64; do
 	manifests+=(-m "$image:$arch")
 	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -std -main cmd/shapectl \
 		-output "$out/$name-linux-$arch.cdx.json"
+	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -std \
+		-output "$out/$name-kubernetes-linux-$arch.cdx.json" kubernetes
 done
 quietly "$work/crane" index append "${manifests[@]}" -t "$image:$version"
 quietly "$work/crane" pull --format=oci "$image:$version" "$work/image"

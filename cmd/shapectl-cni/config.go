@@ -87,9 +87,7 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 	if name != "" {
 		p.name = strings.TrimPrefix(p.ns+"/"+name, "/")
 	}
-	if len(p.name) > policy.MaxName {
-		p.name = "" // the rules are then called as their device
-	}
+	p.name = policy.ShortName(p.name)
 	return p
 }
 

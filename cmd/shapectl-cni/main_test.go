@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 
@@ -402,4 +403,13 @@ func TestOwnMounts(t *testing.T) {
 	}
 	r.run("DEL", limits, p, "")
 	r.wantTables("")
+}
+
+// shapectl-kubernetes looks for the rules of a pod by this name.
+func TestLongName(t *testing.T) {
+	name := strings.Repeat("n", 253)
+	p := new(network).podOf(&skel.CmdArgs{Args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name})
+	if p.name != policy.ShortName("shop/"+name) || policy.CheckPoolName(p.name) != nil {
+		t.Errorf("the pod is called %q", p.name)
+	}
 }

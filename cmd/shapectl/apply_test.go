@@ -176,8 +176,8 @@ func (r *rig) nobodyAtWork() {
 	}
 }
 
-// Devices of a rig, each with its other end.
-var vab, vcd = [2]string{"va", "vb"}, [2]string{"vc", "vd"}
+// A device of a rig, with its other end.
+var vab = [2]string{"va", "vb"}
 
 // meters ends the test unless each packet through a pair of devices is metered
 // once, by the rule in force for it.

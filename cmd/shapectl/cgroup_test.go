@@ -265,12 +265,12 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	r.ok("delete", unit, "ingress", "::/0")
 	r.ok("apply", file)
 	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", unit, "--rate", "1mbit", "--excess", "delay")
-	r.refused(exitInput, "and nat is not known", "set", unit, "--rate", "1mbit", "--each", "host", "--nat")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit", "--each", "host", "--nat") // beside it, other programs know it
 	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", unit, "--rate", "1mbit", "--algorithm", "srtcm", "--ebs", "10kb", "--green", "dscp:af11")
 	r.ok("set", "pool", "--new", "--rate", "5mbit")
 	r.ok("set", unit, "ingress", "any", "--within", "pool")
 	r.refused(exitInput, "packets can only pass, be marked (ECN) or be dropped", "set", "pool", "--excess", "delay")
+	r.refused(exitInput, "no hosts are behind NAT", "set", unit, "--rate", "1mbit", "--each", "host", "--nat")
 	r.refused(exitInput, "a line is a device", "line", unit, "--up", "1mbit", "--down", "1mbit")
 	r.refused(exitInput, "write the whole name of a unit", "set", "unit:backup", "--rate", "1mbit")
 	r.refused(exitInput, "a cgroup has no pattern", "apply", r.policy("devices: {'unit:*': {egress: {any: 1mbit}}}"))

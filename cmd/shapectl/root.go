@@ -382,7 +382,7 @@ var advices = []advice{
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
 	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
-	{loader.ErrCgroup, true, "; use another excess or colour action, or limit the device that the packets pass", nil},
+	{loader.ErrCgroup, true, "; use another excess or colour action, leave nat out, or limit the device that the packets pass", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},

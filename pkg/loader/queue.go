@@ -59,7 +59,7 @@ func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
 }
 
 // ErrCgroup means that rules would queue packets of a cgroup, change their DSCP, or look behind NAT.
-var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped, and nat is not known")
+var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped, and no hosts are behind NAT")
 
 // checkCgroup returns ErrCgroup if the programs of a cgroup cannot do what rules say.
 func checkCgroup(lists ...[]policy.Rule) error {

@@ -56,3 +56,13 @@ func TestFindName(t *testing.T) {
 		}
 	}
 }
+
+func TestShortName(t *testing.T) {
+	long := strings.Repeat("ü", 100)
+	if got := ShortName(long); CheckPoolName(got) != nil || got == ShortName(long+"n") {
+		t.Errorf("a long name: %q", got)
+	}
+	if got := ShortName("shop/web"); got != "shop/web" {
+		t.Errorf("a short name: %q", got)
+	}
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Annotations of pods are the standard ones of a rate, and ours, which namespaces have, too. Both say "ingress" for what a pod
+// receives. That leaves the node's device of the pod, so shapectl calls it egress there.
+const (
+	standardAnnotation = "kubernetes.io/%s-bandwidth"
+	annotation         = "shapectl.dev/%s"
+)
+
+// limitOf is what annotations of a pod or a namespace ask for in a direction; nil for nothing.
+func limitOf(annotations map[string]string, direction string, namespace bool) (*policy.Limit, error) {
+	var l policy.Limit
+	key := fmt.Sprintf(standardAnnotation, direction)
+	text, standard := annotations[key]
+	if standard = standard && !namespace; standard {
+		quantity, err := resource.ParseQuantity(text)
+		if err != nil || quantity.Sign() <= 0 {
+			return nil, fmt.Errorf("%s %.64q is not a rate; write bits per second, such as 10M", key, text)
+		}
+		l.Rate = min(max(policy.Rate(quantity.Value()), policy.MinRate), policy.MaxRate)
+	}
+	key = fmt.Sprintf(annotation, direction)
+	text, ours := annotations[key]
+	if !ours && !standard {
+		return nil, nil
+	}
+	options := map[string]string{}
+	switch {
+	case !ours:
+	case strings.ContainsAny(text, "{:"):
+		if err := yaml.Unmarshal([]byte(text), &options); err != nil {
+			return nil, fmt.Errorf("%s %.64q is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}", key, text)
+		}
+	default:
+		options["rate"] = strings.TrimSpace(text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		// Whoever may annotate a pod must not reach the limits of others.
+		o := policy.FindOption(name)
+		if o != nil && (o.RuleOnly || o.Label || o.Fact || o.Name == "within" || o.PoolOnly && !(namespace && strings.HasPrefix(o.Name, "cluster-"))) {
+			return nil, fmt.Errorf("%s: an annotation cannot have %s; remove it", key, o.Name)
+		}
+		if err := l.Set(name, options[name]); err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	if l.Rate = cmp.Or(l.Rate, policy.MaxRate); l.Rate == policy.Unlimited { // a pool always has a rate
+		l.Rate = policy.MaxRate
+	}
+	return &l, nil
+}
