@@ -48,7 +48,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
-	@$(MAKE) --no-print-directory -j test-go test-bench test-kubernetes test-netns test-units
+	@$(MAKE) --no-print-directory -j test-go test-bench test-netns test-units
 
 # Parts of `make test`, which run side by side: each line of theirs says what it is about. Traffic that is measured gets the CPU first.
 test-go: all
@@ -57,7 +57,7 @@ test-go: all
 test-bench: all
 	go test -C bench $(TEST) ./...
 
-test-kubernetes:
+test-kubernetes: ## shapectl-kubernetes: apart, as the libraries of Kubernetes take minutes to compile (root)
 	go test -C kubernetes $(TEST) ./...
 
 test-netns: all
