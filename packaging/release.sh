@@ -74,9 +74,10 @@ for arch in amd64 arm64; do
 	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -std -main cmd/shapectl \
 		-output "$out/$name-linux-$arch.cdx.json"
 	GOARCH=$arch quietly "$work/cyclonedx-gomod" app -json -noserial -notimestamp -std -output "$work/sbom" kubernetes
-	# The hash of shapectl's own module would be that of all files here, built ones too.
-	jq 'del(.components[] | select(.name | startswith("github.com/shapectl/")).hashes)' "$work/sbom" \
-		>"$out/$name-kubernetes-linux-$arch.cdx.json"
+	# It calls shapectl's own module "..", with a hash of all files here, built ones too.
+	jq '(.components[] | select(.name == "..")) |= (.name = "github.com/shapectl/shapectl" | del(.hashes)) |
+		walk(if type == "string" then sub("pkg:golang/[.][.][?]"; "pkg:golang/github.com/shapectl/shapectl?") else . end)' \
+		"$work/sbom" >"$out/$name-kubernetes-linux-$arch.cdx.json"
 done
 quietly "$work/crane" index append "${manifests[@]}" -t "$image:$version"
 quietly "$work/crane" pull --format=oci "$image:$version" "$work/image"
