@@ -860,6 +860,9 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 								runtime.Gosched() // so that each capacity is used
 							}
 						}
+						for sent.Load() < large/size {
+							runtime.Gosched() // so that the bucket gets full
+						}
 						return nil
 					}
 					for i := member; !over.Load(); i++ {
