@@ -78,6 +78,8 @@ func TestMarksOfTraffic(t *testing.T) {
 	listens.tells(0, "an event of the mark", func(e report.Event) bool {
 		return e.Network == "mark:0x10" && e.Name == "marked" && e.Address == "10.9.0.2"
 	})
+	r.in("set va egress mark:0x10 --rate 16kbit")
+	listens.tells(0, "a change of its rule", func(e report.Event) bool { return e.Kind == report.RulesChanged && e.Network == "mark:0x10" })
 	file := t.TempDir() + "/policy.yaml"
 	policy := r.ok("export")
 	testenv.Must(t, os.WriteFile(file, []byte(policy), 0o600))

@@ -14,6 +14,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // To read rules takes at most 1 / rest of the time, however often they change.
@@ -127,7 +128,7 @@ func (s *session) compare(at hook, was, now map[netip.Prefix]known) {
 		which = append(which, prefix)
 		c := report.ChangedRule{Name: rule.name}
 		if at.ifindex != 0 {
-			c.Network = prefix.String()
+			c.Network = policy.CIDR(prefix)
 		}
 		changed = append(changed, c)
 	}
@@ -178,7 +179,7 @@ func (s *session) eventOf(at hook, kind, says string, prefix netip.Prefix, name 
 	switch {
 	case at.ifindex != 0:
 		if prefix.IsValid() {
-			e.Network = prefix.String()
+			e.Network = policy.CIDR(prefix)
 		}
 		subject = e.Rule()
 	case prefix.IsValid():

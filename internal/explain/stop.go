@@ -2,7 +2,6 @@ package explain
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/doctor"
@@ -40,23 +39,10 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 		judgeRule(&out, p, s)
 	}
 	if s.Marks != nil && out.Note == "" {
-		out.Note = "packets with a mark or VLAN may meet other rules: " + markList(s.Marks)
+		out.Note = "packets with a mark or VLAN may meet other rules: " + plain.List(policy.CIDRs(s.Marks))
 	}
 	judgePath(&out, p.Netns, s)
 	return out
-}
-
-// markList lists the first few marks and VLANs.
-func markList(marks []netip.Prefix) string {
-	const few = 3
-	var list []string
-	for _, p := range marks[:min(len(marks), few)] {
-		list = append(list, policy.CIDR(p))
-	}
-	if more := len(marks) - len(list); more > 0 {
-		list = append(list, plain.Count(uint64(more), "other"))
-	}
-	return plain.List(list)
 }
 
 // judgePath says what is attached, and how that affects the packets of the rule.

@@ -100,13 +100,7 @@ type Lack struct {
 }
 
 // Networks are those of the missing rules, the first few by name.
-func (l Lack) Networks() string {
-	var names []string
-	for _, p := range l.Missing {
-		names = append(names, p.String())
-	}
-	return plain.List(names)
-}
+func (l Lack) Networks() string { return plain.List(policy.CIDRs(l.Missing)) }
 
 // Lacks are the lacks of the calling thread's namespace, by device and direction, and the path of the policy in force. If none
 // is, such as after a flush, instead counts. Addresses of hosts do not count: they come and go.

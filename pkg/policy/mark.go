@@ -49,6 +49,14 @@ func CIDR(p netip.Prefix) string {
 	return fmt.Sprintf("mark:%#x", value)
 }
 
+// CIDRs are CIDR for several.
+func CIDRs(networks []netip.Prefix) (all []string) {
+	for _, p := range networks {
+		all = append(all, CIDR(p))
+	}
+	return all
+}
+
 func parseMark(s, kind, text string) (netip.Prefix, error) {
 	value, err := strconv.ParseUint(text, 0, 32)
 	b := marks.Addr().As16()
