@@ -73,7 +73,7 @@ func (l *Limit) Scope() string { return Scope(&l.Rule) }
 // Scope is the same for a rule that is at no place.
 func Scope(r *policy.Rule) string {
 	each := r.Each.Canonical(r.Prefix)
-	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && r.Prefix.IsSingleIP() && !r.NAT && !policy.IsMark(r.Prefix) {
+	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && policy.IsHost(r.Prefix) && !r.NAT {
 		return ""
 	}
 	return each.String()

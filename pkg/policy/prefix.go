@@ -64,11 +64,14 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 
 // NetworkText returns a network as people read it: a single address without its length.
 func NetworkText(p netip.Prefix) string {
-	if p.IsSingleIP() && !IsMark(p) {
+	if IsHost(p) {
 		return p.Addr().String()
 	}
 	return CIDR(p)
 }
+
+// IsHost reports whether a network is a single address.
+func IsHost(p netip.Prefix) bool { return p.IsSingleIP() && !IsMark(p) }
 
 func checkPrefix(p netip.Prefix) error {
 	addr, network := p.Addr(), p.Masked()

@@ -118,7 +118,7 @@ func (r Rule) subject(match Match) string {
 	if r.Pool {
 		return fmt.Sprintf("pool %q", r.Label.Name)
 	}
-	where, single := NetworkText(r.Prefix), r.Prefix.IsSingleIP() && !IsMark(r.Prefix)
+	where, single := NetworkText(r.Prefix), IsHost(r.Prefix)
 	if r.Label.Name != "" {
 		where += fmt.Sprintf(" (%q)", r.Label.Name)
 	}
