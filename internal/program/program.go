@@ -76,10 +76,9 @@ func load(spec *ebpf.CollectionSpec, name string, maps map[string]*ebpf.Map, kin
 	collection, err := ebpf.NewCollectionWithOptions(spec, options)
 	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
 		netinfo.LoadConntrack()
-		collection, err = ebpf.NewCollectionWithOptions(spec, options)
-	}
-	if kind.Nat != 0 && errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, fmt.Errorf("load the program: nat is %w without conntrack; load the module nf_conntrack, or leave nat out", ebpf.ErrNotSupported)
+		if collection, err = ebpf.NewCollectionWithOptions(spec, options); errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, fmt.Errorf("load the program: nat is %w without conntrack; load the module nf_conntrack, or leave nat out", ebpf.ErrNotSupported)
+		}
 	}
 	if err != nil {
 		var refused *ebpf.VerifierError
@@ -181,6 +180,7 @@ const (
 // A Family is the kinds whose programs have the same type, which those in one map of programs must have.
 type Family struct {
 	Pin            string // of the map of programs that hooks call
+	Called         string // the pin of the map of those that these call
 	program, climb string // of the object
 	maps           func(*maps.Store) map[string]*ebpf.Map
 	programType    uint32
@@ -189,14 +189,14 @@ type Family struct {
 	next           int32            // what that returns if it can call none
 }
 
-// Families are the families, by the name of their pin.
+// Families are the families. The kernel empties each of their maps with its last pin.
 var Families = [...]*Family{
 	{
-		Pin: "kinds", program: Name, climb: bpf.ShapectlProgClimb, maps: (*maps.Store).Replacements,
+		Pin: "kinds", Called: "programs", program: Name, climb: bpf.ShapectlProgClimb, maps: (*maps.Store).Replacements,
 		programType: unix.BPF_PROG_TYPE_SCHED_CLS, next: -1, // TCX_NEXT
 	},
 	{
-		Pin: "kinds-cgroup", program: bpf.ShapectlProgShapectlCgroup, climb: bpf.ShapectlProgClimbCgroup, maps: (*maps.Store).OfCgroups,
+		Pin: "kinds-cgroup", Called: "programs-cgroup", program: bpf.ShapectlProgShapectlCgroup, climb: bpf.ShapectlProgClimbCgroup, maps: (*maps.Store).OfCgroups,
 		programType: unix.BPF_PROG_TYPE_CGROUP_SKB, attachTo: unix.BPF_CGROUP_INET_EGRESS, next: 1,
 		before: asm.Instructions{ // local traffic passes: every namespace has its loopback device at this index
 			asm.LoadMem(asm.R2, asm.R1, ifindexInSKB, asm.Word),

@@ -348,8 +348,7 @@ func (a *attachment) on(name string) (device netinfo.Device, anywhere bool, err 
 		return netinfo.Device{}, false, err
 	}
 	if netinfo.IsCgroup(index) {
-		device, here, err := netinfo.DeviceAt(name, index) // the kernel detaches from one that is removed, but only later
-		return device, here, err
+		return netinfo.DeviceAt(name, index) // the kernel detaches from one that is removed, but only later
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
 	device, here, err := netinfo.DeviceByIndex(index)

@@ -96,11 +96,8 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 			continue
 		}
 		h := p.hookOf(set)
-		remade := func() bool { // with other rules
-			_, err := netinfo.DeviceByName(h.Was)
-			return here[h.Was] || policy.IsCgroup(h.Was) && err == nil
-		}
-		if h.judge() == nil && h.State == Gone && (keep == nil || !keep(h.Was) || remade()) {
+		// One that is here again has other rules.
+		if h.judge() == nil && h.State == Gone && (keep == nil || !keep(h.Was) || here[h.Was] || policy.IsCgroup(h.Was) && netinfo.Cgroups([]string{h.Was}) != nil) {
 			gone = append(gone, h)
 		} else {
 			h.Close()

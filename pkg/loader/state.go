@@ -41,9 +41,6 @@ const (
 	affectedHosts = 1 << 16
 )
 
-// calledPins are the maps of programs that those of hooks call. The kernel empties each map of programs with its last pin.
-var calledPins = [...]string{"programs", "programs-cgroup"}
-
 // A bpfState is the pinned rules of a namespace: a generation of maps, and the programs that hooks call.
 type bpfState struct {
 	dir     home
@@ -74,8 +71,8 @@ func (s *bpfState) open() error {
 		return err
 	}
 	s.lost = ""
-	for i, f := range program.Families {
-		for _, pin := range []string{s.dir.pin(f.Pin), filepath.Join(newest, calledPins[i])} {
+	for _, f := range program.Families {
+		for _, pin := range []string{s.dir.pin(f.Pin), filepath.Join(newest, f.Called)} {
 			if s.lost == "" && !bpffs.Exists(pin) {
 				s.lost = pin
 			}
