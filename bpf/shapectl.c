@@ -13,7 +13,6 @@
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
-
 /* What shapectl leaves to climb. */
 #define NOT_PLAIN \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_WITHIN | \

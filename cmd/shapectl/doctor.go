@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -108,11 +107,9 @@ func (e *env) policyFile() (p lastgood.Policy, unreadable error) {
 		p, _ = lastgood.Load(e.follows, "") // serve tells what is wrong with it
 		return p, nil
 	}
-	here, err := netns.Cookie()
-	if err != nil || e.boots == "" {
-		return p, nil
-	}
-	if host, err := netns.ID("1"); err != nil || host != strconv.FormatUint(here, 10) {
+	here, err := netns.ID("")
+	host, unknown := netns.ID("1")
+	if e.boots == "" || err != nil || unknown != nil || here != host {
 		return p, nil
 	}
 	if p, unreadable = lastgood.Load(e.boots, ""); errors.Is(unreadable, fs.ErrNotExist) {

@@ -59,7 +59,7 @@ func Mounted(path string) (bool, error) {
 	case err == nil && st.Type == unix.BPF_FS_MAGIC:
 		return true, nil
 	case err == nil || errors.Is(err, fs.ErrNotExist):
-		if err = nil; path == Default && hasOwnMounts() {
+		if err = nil; path == Default && outside() != 0 {
 			err = ErrMounts
 		}
 	}
@@ -69,10 +69,7 @@ func Mounted(path string) (bool, error) {
 	return false, err
 }
 
-// hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.
-func hasOwnMounts() bool { return outside() != 0 }
-
-// outside is the nearest ancestor with other mounts; 0 for none.
+// outside is the nearest ancestor of this process with other mounts, as far as this process may inspect them; 0 for none.
 func outside() int {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	for pid := os.Getppid(); err == nil && pid > 0; {

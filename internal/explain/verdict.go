@@ -43,9 +43,6 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.Conforms = out.RefusedBy == nil
 	}
 	needsMore := r.Stages.NeedsMore()
-	if r.IsHasty() {
-		out.Note = "its burst is short: TCP to hosts nearer than 10 ms may get a small part of the rate"
-	}
 	switch {
 	case h.State == loader.Detached:
 		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"
@@ -62,6 +59,8 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	case needsMore != nil:
 		out.Note = fmt.Sprintf("up to %v, shared by the flows of %s: one that sends less than its part loses nothing; for one of them, try --flow %s",
 			needsMore.Rate, needsMore.Name(), p.anyFlow())
+	case r.IsHasty():
+		out.Note = "its burst is short: TCP to hosts nearer than 10 ms may get a small part of the rate"
 	}
 	byFlow := needsMore != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0 // the pool serves some flows, and others not
 	switch {
