@@ -23,6 +23,8 @@ struct abi {
 	struct hook hook;
 	struct share share;
 	struct lease lease;
+	struct calendar calendar;
+	enum unit unit;
 	struct work work;
 	struct event event;
 	struct listener listener;

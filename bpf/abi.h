@@ -38,13 +38,18 @@ enum layout {
 	FAIR_BINS = 64,
 	FREE_WHOLE_BITS = 42,
 	MAX_WAIT_S = 9, /* the longest time for which a packet is queued */
+	QUOTA_BITS = 8, /* a quota is in units of 2^-QUOTA_BITS byte */
+	CALENDARS = 16,
+	PERIODS = 128, /* of a calendar that are known: a power of two */
 	/* While a full queue drains, a sparse flow sends at most a part of SPARSE_PARTS of it, */
 	SPARSE_PARTS = 16,
 	SPARSE_BITS = 11, /* but at least 2^SPARSE_BITS bytes, */
 	SPARSE_MORE = 3,  /* and at most 2^SPARSE_MORE times as many */
 	STAGES = 32, /* a rule and the pools above it, then */
 	STAGE_SECOND = 17, /* a second limit, or a guarantee, */
-	STAGE_SHADOW = 18, /* and a shadow */
+	STAGE_SHADOW = 18, /* a shadow, */
+	STAGE_ALSO = 19, /* one of other limits, */
+	STAGE_SEEN = 20, /* and a flow by that: see also.h */
 	SECRET_WORDS = 12,
 	/* In skb->cb, for climb: where the IP header is, the id of the rule, and the time in two words. */
 	IP_CB = 0,
@@ -110,6 +115,7 @@ enum rule_flag {
 	RULE_AWARE = 1 << 27,  /* they come with colours, by DSCP */
 	RULE_EDITED = 1 << 28, /* buckets from before an edit may need the floor of the clock, and its fresh */
 	RULE_RELEASED = 1 << 29, /* once the change has reverted, the other set of the lease is in force */
+	RULE_ALSO = 1 << 30,   /* packets must conform to another limit, too: see also.h */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -147,15 +153,18 @@ struct params {
 	__u32 idle;	/* ticks after which any bucket is empty */
 	__u32 salt;	/* makes this rule's keys differ from those of other rules */
 	__u32 flags;	/* enum rule_flag */
-	__u32 within;	/* with RULE_WITHIN: the id of the pool plus one; with RULE_COLOURS: a byte for each colour, its action */
+	/* With RULE_WITHIN: the id of the pool plus one; with RULE_COLOURS: a byte for each colour, its action; else enum unit. */
+	__u32 within;
 };
 
 /* Parameters that few packets need, or that are only shown: one cache line. */
 struct cold_params {
 	__u64 rate_bits; /* per second, as configured */
 	__u64 penalty; /* units, with RULE_PENALTY: the level after an excess packet */
-	__u64 penalty_ns; /* as configured */
-	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked; NEVER_NS for none */
+	/* With RULE_PENALTY: as configured; with RULE_DELAY: packets that are queued longer are marked, NEVER_NS for none. */
+	__u64 long_ns;
+	__u32 also;	 /* with RULE_ALSO: the id of the other limit */
+	__u32 calendar;	 /* the number of the calendar of a quota plus one; 0 for none */
 	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
 	__u32 second;	 /* the id of the guarantee, or with RULE_COLOURS of the second limit */
 	__u32 members;	 /* of a guarantee of each key: all together count one of so many; of others as configured */
@@ -169,6 +178,20 @@ struct cold_params {
 	/* With RULE_SHARES: */
 	__u8 fine_shift;   /* a bin of the share's fine wheel has 2^fine_shift fair units, */
 	__u8 coarse_shift; /* and of the coarse one 2^coarse_shift */
+};
+
+/* What a limit counts. */
+enum unit {
+	COUNTS_BYTES = 0,
+	COUNTS_PACKETS = 1,
+	COUNTS_FLOWS = 2,
+	COUNTS_QUOTA = 3,
+};
+
+/* When periods begin, in ns of CLOCK_TAI, in ascending order; NEVER_NS if it is not known. */
+struct calendar {
+	__u64 begins[PERIODS];
+	__u8 name[128]; /* for user space */
 };
 
 /* The cold parameters of the second limit of a rule with RULE_COLOURS. */
@@ -533,7 +556,8 @@ struct hook {
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
-	__u32 nat;	     /* and with RULE_NAT */
+	__u32 nat;	     /* and with RULE_NAT, */
+	__u32 also;	     /* and with RULE_ALSO */
 	__u32 scan;	     /* enum scan */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */

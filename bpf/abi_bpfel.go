@@ -41,6 +41,12 @@ type AbiBucket struct {
 	Fingerprint uint32
 }
 
+type AbiCalendar struct {
+	_      structs.HostLayout
+	Begins [128]uint64
+	Name   [128]uint8
+}
+
 type AbiChange struct {
 	_             structs.HostLayout
 	Phase         uint64
@@ -67,8 +73,9 @@ type AbiColdParams struct {
 	_           structs.HostLayout
 	RateBits    uint64
 	Penalty     uint64
-	PenaltyNs   uint64
-	EcnAboveNs  uint64
+	LongNs      uint64
+	Also        uint32
+	Calendar    uint32
 	Shadow      uint32
 	Second      uint32
 	Members     uint32
@@ -146,6 +153,7 @@ type AbiHook struct {
 	Pools         uint32
 	Colours       uint32
 	Nat           uint32
+	Also          uint32
 	Scan          uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
@@ -157,7 +165,6 @@ type AbiHook struct {
 	AddsHeaders   uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -205,12 +212,17 @@ const (
 	AbiLayoutFAIR_BINS       AbiLayout = 64
 	AbiLayoutFREE_WHOLE_BITS AbiLayout = 42
 	AbiLayoutMAX_WAIT_S      AbiLayout = 9
+	AbiLayoutQUOTA_BITS      AbiLayout = 8
+	AbiLayoutCALENDARS       AbiLayout = 16
+	AbiLayoutPERIODS         AbiLayout = 128
 	AbiLayoutSPARSE_PARTS    AbiLayout = 16
 	AbiLayoutSPARSE_BITS     AbiLayout = 11
 	AbiLayoutSPARSE_MORE     AbiLayout = 3
 	AbiLayoutSTAGES          AbiLayout = 32
 	AbiLayoutSTAGE_SECOND    AbiLayout = 17
 	AbiLayoutSTAGE_SHADOW    AbiLayout = 18
+	AbiLayoutSTAGE_ALSO      AbiLayout = 19
+	AbiLayoutSTAGE_SEEN      AbiLayout = 20
 	AbiLayoutSECRET_WORDS    AbiLayout = 12
 	AbiLayoutIP_CB           AbiLayout = 0
 	AbiLayoutRULE_CB         AbiLayout = 1
@@ -358,6 +370,7 @@ const (
 	AbiRuleFlagRULE_AWARE        AbiRuleFlag = 134217728
 	AbiRuleFlagRULE_EDITED       AbiRuleFlag = 268435456
 	AbiRuleFlagRULE_RELEASED     AbiRuleFlag = 536870912
+	AbiRuleFlagRULE_ALSO         AbiRuleFlag = 1073741824
 )
 
 type AbiScan uint32
@@ -403,6 +416,15 @@ type AbiShare struct {
 	Skip        uint64
 	Bin         [128]uint32
 }
+
+type AbiUnit uint32
+
+const (
+	AbiUnitCOUNTS_BYTES   AbiUnit = 0
+	AbiUnitCOUNTS_PACKETS AbiUnit = 1
+	AbiUnitCOUNTS_FLOWS   AbiUnit = 2
+	AbiUnitCOUNTS_QUOTA   AbiUnit = 3
+)
 
 type AbiView struct {
 	_        structs.HostLayout

@@ -11,7 +11,7 @@ import (
 )
 
 //go:generate -command compile go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu"
-//go:generate compile -type rule -type params -type clock -type cold_params -type second_params -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type view -type change -type phase -type set -type label_key -type label -type affected_key -type affected -type hook -type share -type lease -type work -type event -type event_kind -type fate -type colour -type action -type listener -type layout -type scan -type rule_flag Abi abi.c
+//go:generate compile -type rule -type params -type clock -type cold_params -type second_params -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type view -type change -type phase -type set -type label_key -type label -type affected_key -type affected -type hook -type share -type lease -type calendar -type unit -type work -type event -type event_kind -type fate -type colour -type action -type listener -type layout -type scan -type rule_flag Abi abi.c
 //go:generate compile -no-global-types Shapectl shapectl.c
 //go:generate compile -type watching -type prefix -type state -type counts -type host -type round_trip -type spending -type traffic -type state_flag -type expense -no-global-types Observe observe.c
 

@@ -186,7 +186,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 }
 
 /* Flags of a stage that is more than a bucket: for its test, for its charge, and of a rule for its own bucket. */
-#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN | RULE_LEASED)
+#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN | RULE_LEASED | RULE_ALSO)
 #define SPECIAL_CHARGE (RULE_ABSENT | RULE_GUARANTEE | RULE_DELAY)
 #define SPECIAL_RULE (RULE_UNLIMITED | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_EACH)
 
@@ -275,6 +275,8 @@ static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct 
 	w->top = i;
 	if (unlikely(params->flags & SPECIAL_TEST)) {
 		verdict = test_special(skb, cpu, i);
+		if (HOOK(also) && verdict == VERDICT_PASS && s->flags & RULE_ALSO && is_tested(w, i) && !conforms_also(skb, cpu, i))
+			verdict = VERDICT_REFUSED;
 		if (verdict != VERDICT_PASS) {
 			w->verdict = verdict;
 			return 0;
@@ -392,6 +394,8 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 			break;
 		s = stage_of(w, i);
 		flags = s->flags;
+		if (HOOK(also) && unlikely(flags & RULE_ALSO))
+			charge_also(skb, cpu, i);
 		if (unlikely(flags & RULE_SHARES))
 			charge_share(skb, cpu, i);
 		if (is_apart(i) || unlikely(flags & special)) {
@@ -420,6 +424,8 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 	else if (unlikely(s->level && !conforms(s, flags, tested(w, flags))))
 		verdict = VERDICT_EXCESS;
 	w->verdict = verdict;
+	if (HOOK(also) && unlikely(flags & RULE_ALSO) && READ_ONCE(w->verdict) == VERDICT_PASS && !conforms_also(skb, cpu, 0))
+		w->verdict = flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
 	if (HOOK(pools) && unlikely(flags & (RULE_SHARES | RULE_GUARANTEE)) && READ_ONCE(w->verdict) == VERDICT_PASS)
 		w->verdict = test_special(skb, cpu, 0);
 	if (HOOK(pools) && READ_ONCE(w->verdict) < VERDICT_EXCESS)
@@ -453,6 +459,8 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 	}
 	if (HOOK(pools) && unlikely(flags & RULE_SHARES))
 		charge_share(skb, cpu, 0);
+	if (HOOK(also) && unlikely(flags & RULE_ALSO))
+		charge_also(skb, cpu, 0);
 	if (unlikely(flags & SPECIAL_CHARGE))
 		charge_special(skb, cpu, 0, flags);
 	if (HOOK(pools))

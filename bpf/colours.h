@@ -11,7 +11,7 @@
 #ifndef SHAPECTL_COLOURS_H
 #define SHAPECTL_COLOURS_H
 
-#include "charge.h"
+#include "also.h"
 
 /*
  * The colour of a packet of the size cost, from the levels of its two buckets. It came with the colour in, GREEN without colours

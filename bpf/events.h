@@ -199,7 +199,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 	tag = w->hash;
 	if (is_excess(verdict) && flags & RULE_PENALTY) {
 		e->kind = EVENT_PENALTY;
-		quiet = later(quiet, cold->penalty_ns);
+		quiet = later(quiet, cold->long_ns);
 	}
 	if (verdict == VERDICT_REFUSED && w->at != w->id && flags & RULE_GUARANTEE && is_within_guarantee(skb, cpu, cold->second))
 		e->kind = EVENT_GUARANTEE;

@@ -188,7 +188,7 @@ static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct 
 	st->load = w->load;
 	if (verdict == BEYOND_DEBT)
 		forgive_debt(st, s, sharer_of(st, member));
-	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS)) ||
+	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->long_ns != NEVER_NS)) ||
 	    !ecn_of(skb, w->ip))
 		return verdict;
 	w->marks |= 1U << (i & 31);

@@ -205,6 +205,30 @@ static __always_inline __u64 level_of(const struct clock *c, const struct params
 }
 
 /*
+ * The tick with which the present period of a calendar began, which has a number from 1 on. Ticks are by another clock, which does
+ * not step. So the time at which this tick began is what counts, and a period begins with the first tick from its time on.
+ */
+static __always_inline __u32 period_began(__u32 calendar, __u64 now)
+{
+	const struct calendar *c = &calendars[(calendar - 1) & (CALENDARS - 1)];
+	__u64 edge = now & ~((1ULL << TICK_BITS) - 1), wall = HOOK(virtual_clock) ? edge : bpf_ktime_get_tai_ns() - (now - edge);
+	__u32 at = 0, step;
+
+	for (step = PERIODS / 2; step; step /= 2) /* without branches, which the verifier would follow */
+		at += ((wall - c->begins[(at + step) & (PERIODS - 1)]) >> 63 ^ 1) * step;
+	at &= PERIODS - 1;
+	if (c->begins[at] > wall)
+		return tick(now) - (1U << 30); /* none that is known */
+	return tick(edge - (wall - c->begins[at]) + (1ULL << TICK_BITS) - 1);
+}
+
+/* Whether a bucket was last charged before the period of its limit, whose calendar has a number from 1 on. */
+static __always_inline bool is_over(__u32 calendar, __u64 now, __u32 charged)
+{
+	return calendar && (__s32)(charged - period_began(calendar, now)) < 0;
+}
+
+/*
  * Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty, and most floors are
  * below the clock.
  */

@@ -221,7 +221,7 @@ __noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i, __s32 skips)
 		w->longest = leaves - w->now;
 		w->at = s->id;
 	}
-	if (leaves - w->now > cold_of(params_of(rule, s->set))->ecn_above_ns && ecn_of(skb, w->ip))
+	if (leaves - w->now > cold_of(params_of(rule, s->set))->long_ns && ecn_of(skb, w->ip))
 		w->marks |= 1U << (i & 31);
 	return leaves > w->now;
 }

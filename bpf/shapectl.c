@@ -16,7 +16,7 @@
 /* What shapectl leaves to climb. */
 #define NOT_PLAIN \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_WITHIN | \
-	 RULE_GUARANTEE | RULE_SHARES | RULE_COLOURS | RULE_NAT)
+	 RULE_GUARANTEE | RULE_SHARES | RULE_COLOURS | RULE_NAT | RULE_ALSO)
 
 /* The verdict of --fail for a packet that climb was not called for, or cannot decide because it is busy. */
 static __noinline int fail(struct __sk_buff *skb, __u32 ip, __u32 id)

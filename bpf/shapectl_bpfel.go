@@ -37,6 +37,7 @@ const (
 	ShapectlProgClimbCgroup    = "climb_cgroup"
 	ShapectlProgShapectl       = "shapectl"
 	ShapectlProgShapectlCgroup = "shapectl_cgroup"
+	ShapectlVarCalendars       = "calendars"
 	ShapectlVarCgroupWorks     = "cgroup_works"
 	ShapectlVarChange          = "change"
 	ShapectlVarFilter          = "filter"
@@ -123,6 +124,7 @@ type ShapectlMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlVariableSpecs struct {
+	Calendars   *ebpf.VariableSpec `ebpf:"calendars"`
 	CgroupWorks *ebpf.VariableSpec `ebpf:"cgroup_works"`
 	Change      *ebpf.VariableSpec `ebpf:"change"`
 	Filter      *ebpf.VariableSpec `ebpf:"filter"`
@@ -199,6 +201,7 @@ func (m *ShapectlMaps) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlVariables struct {
+	Calendars   *ebpf.Variable `ebpf:"calendars"`
 	CgroupWorks *ebpf.Variable `ebpf:"cgroup_works"`
 	Change      *ebpf.Variable `ebpf:"change"`
 	Filter      *ebpf.Variable `ebpf:"filter"`

@@ -12,6 +12,8 @@ import (
 const (
 	// UnitBits: a level is in units of 2^-UnitBits byte.
 	UnitBits = 20
+	// QuotaBits: of a quota in units of 2^-QuotaBits byte.
+	QuotaBits = 8
 	// TickBits: the time of a bucket's last charge is in ticks of 2^TickBits ns.
 	TickBits = 30
 	// PacketBits: no packet counts as 2^PacketBits bytes or more.
@@ -33,6 +35,14 @@ const (
 	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
 	maxSenderDelayNS = 1 << 35
 )
+
+// BitsOf is UnitBits or QuotaBits.
+func BitsOf(u policy.Unit) int {
+	if u == policy.InQuota {
+		return QuotaBits
+	}
+	return UnitBits
+}
 
 // A Meter is the byte clock of one rule, and the bounds of its levels.
 type Meter struct {
@@ -68,7 +78,10 @@ func NewLimit(r policy.Rule) *Limit {
 	}
 	l := &Limit{Excess: r.Excess, Order: r.Order, ECNAbove: r.ECNAbove}
 	l.Queues, l.Shared = r.Excess == policy.Delay, r.Pool || r.Share.Kind != policy.ShareNone
-	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<UnitBits
+	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<BitsOf(r.Unit)
+	if over := r.Also.Quota.Period.Rolling(); r.Unit == policy.InQuota && over > 0 {
+		l.RateUnits, _ = bits.Div64(l.Capacity>>32, l.Capacity<<32, uint64(over))
+	}
 	if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
 		l.Burst, l.Capacity = l.Capacity, (r.Capacity+r.Queue)<<UnitBits
 	}

@@ -38,6 +38,7 @@ const (
 	Edited      = uint32(bpf.AbiRuleFlagRULE_EDITED)
 	Released    = uint32(bpf.AbiRuleFlagRULE_RELEASED)
 	ShareMember = uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER)
+	Also        = uint32(bpf.AbiRuleFlagRULE_ALSO)
 	Label       = uint32(bpf.AbiRuleFlagRULE_LABEL)
 
 	Each    = Host | Subnet | Flow
@@ -52,6 +53,10 @@ var (
 	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ECN, policy.Pass: Pass, policy.Delay: Delay}
 	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: Sparse}
 	failFlags      = []uint32{policy.Open: 0, policy.Closed: FailClosed}
+	units          = []uint32{
+		policy.Bytes: uint32(bpf.AbiUnitCOUNTS_BYTES), policy.Packets: uint32(bpf.AbiUnitCOUNTS_PACKETS),
+		policy.Flows: uint32(bpf.AbiUnitCOUNTS_FLOWS), policy.InQuota: uint32(bpf.AbiUnitCOUNTS_QUOTA),
+	}
 	shareFlags     = []uint32{
 		policy.ShareNone: 0, policy.ShareHost: Host << bpf.AbiLayoutSHARE_FLAGS, policy.ShareSubnet: Subnet << bpf.AbiLayoutSHARE_FLAGS,
 		policy.ShareFlow: Flow << bpf.AbiLayoutSHARE_FLAGS, policy.ShareMember: ShareMember,
@@ -72,24 +77,25 @@ func chosen[C ~uint8](flags []uint32, set uint32) (choice C) {
 // the ids of its companions.
 func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 	t := bpf.AbiParams{
-		Salt: salt, Within: pool, Limit: r.Capacity << model.UnitBits,
+		Salt: salt, Within: pool, Limit: r.Capacity << model.BitsOf(r.Unit),
 		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail] |
 			shareFlags[r.Share.Kind],
 	}
 	d := bpf.AbiColdParams{
 		RateBits: uint64(r.Rate), Members: uint32(r.Members), WeightLess1: uint8(r.Weight.Value() - 1), EachBits: r.Share.Bits,
 		Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU,
-		PenaltyNs: uint64(r.Penalty.Duration),
+		LongNs: uint64(r.Penalty.Duration),
 	}
 	for i := range Companions {
 		*Companions[i].ID(&d) = its[i]
 	}
+	_, chained := r.Chained()
 	for _, option := range [...]struct {
 		flag uint32
 		has  bool
 	}{
 		{Shadow, r.Shadow != policy.Shadow{}}, {Guarantee, r.Guarantee != 0}, {Within, r.Within != ""}, {Pool, r.Pool}, {NAT, r.NAT},
-		{Leased, r.HasLeases()}, {Framing, r.Framing != policy.Framing{}}, {Label, HasTexts(r)},
+		{Leased, r.HasLeases()}, {Also, chained}, {Framing, r.Framing != policy.Framing{}}, {Label, HasTexts(r)},
 		{Unlimited, r.Rate == policy.Unlimited}, {Penalty, r.Penalty.Kind != policy.PenaltyNone},
 	} {
 		if option.has {
@@ -102,13 +108,15 @@ func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 	if r.Rate != policy.Unlimited {
 		m := model.NewLimit(r)
 		t.RateUnits, t.Limit, t.Burst, d.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
-		d.EcnAboveNs = uint64(r.ECNAbove)
-		if kindOf(r) == policy.GCRA { // a second limit has no shares, and may have a capacity of 0
+		d.LongNs = max(d.LongNs, uint64(r.ECNAbove))
+		if kindOf(r) == policy.GCRA && r.Unit == policy.Bytes { // a second limit has no shares, and may have a capacity of 0
 			p := m.ShareParams()
 			d.FineShift, d.CoarseShift, d.Step = p.FineShift, p.CoarseShift, p.Step
 		}
 	}
 	switch c := r.Colours; {
+	case r.Unit != policy.Bytes:
+		t.Within = units[r.Unit]
 	case r.Algorithm.HasColours():
 		t.Within = uint32(c.Green-1) | uint32(c.Yellow-1)<<8 | uint32(c.Red-1)<<16
 		if c.Aware {
@@ -150,15 +158,15 @@ func (r Version) Decode(p netip.Prefix, other func(id uint32) Version, poolName 
 		}
 	}
 	if r.Flags&Delay != 0 {
-		out.ECNAbove = policy.ECNAbove(r.EcnAboveNs)
+		out.ECNAbove = policy.ECNAbove(r.LongNs)
 		if out.Algorithm == policy.GCRA {
 			out.Capacity, out.Queue = r.Burst>>model.UnitBits, (r.Limit-r.Burst)>>model.UnitBits
 		}
 	}
 	if r.Flags&Penalty != 0 {
 		out.Penalty.Kind = policy.PenaltyFill
-		if r.PenaltyNs > 0 {
-			out.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(r.PenaltyNs)}
+		if r.LongNs > 0 {
+			out.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(r.LongNs)}
 		}
 	}
 	if r.Flags&Shadow != 0 {

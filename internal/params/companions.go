@@ -17,7 +17,7 @@ type Companion struct {
 	stays func(have, want policy.Rule) (is bool) // a limit keeps id, counters and buckets when it changes so
 }
 
-// Companions are the shadow of a rule, and its guarantee or, with colours, its second limit.
+// Companions are the shadow of a rule, its guarantee or, with colours, its second limit, and the first of its other limits.
 var Companions = [...]Companion{
 	{
 		Flags: Shadow,
@@ -36,6 +36,15 @@ var Companions = [...]Companion{
 		},
 		ID:    func(c *bpf.AbiColdParams) *uint32 { return &c.Second },
 		stays: func(have, want policy.Rule) bool { return kindOf(have) == kindOf(want) },
+	},
+	{
+		Flags: Also,
+		Limit: policy.Rule.Chained,
+		ID:    func(c *bpf.AbiColdParams) *uint32 { return &c.Also },
+		stays: func(have, want policy.Rule) bool {
+			return have.Unit == want.Unit &&
+				(have.Unit != policy.InQuota || have.Also.Quota.Period == want.Also.Quota.Period && have.Also.Zone == want.Also.Zone)
+		},
 	},
 }
 

@@ -52,10 +52,16 @@ type Texts struct {
 	policy.Label
 	policy.Cluster
 	policy.Adapt
+	policy.Also
 }
 
-// TextsOf are the texts of a rule.
-func TextsOf(r policy.Rule) Texts { return Texts{r.Label, r.Cluster, r.Adapt} }
+// TextsOf are the texts of a rule. Other limits that it has need none.
+func TextsOf(r policy.Rule) Texts {
+	if r.Unit != policy.Bytes {
+		return Texts{}
+	}
+	return Texts{r.Label, r.Cluster, r.Adapt, r.Also}
+}
 
 // HasTexts reports whether a rule has any.
 func HasTexts(r policy.Rule) bool { return TextsOf(r) != Texts{} }

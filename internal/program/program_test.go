@@ -74,7 +74,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 // instructions, so they load quickly on any kernel.
 func TestVerifierAcceptsAll(t *testing.T) {
 	testenv.Root(t)
-	for i, size := range []maps.Size{{Pools: true, Colours: true, NAT: true, Marks: true, Affected: 8}, {Pools: true}, {}, {Colours: true}} {
+	for i, size := range []maps.Size{{Pools: true, Colours: true, NAT: true, Marks: true, Also: true, Affected: 8}, {Pools: true}, {}, {Colours: true}} {
 		size.Rules, size.Buckets = 256, 1<<16
 		store, err := maps.New(size, bpf.AbiHook{})
 		testenv.Must(t, err)

@@ -271,6 +271,7 @@ func growth(rules uint32) uint32 {
 func roomFor(needs, size maps.Size) maps.Size {
 	size.Pools, size.Colours = size.Pools || needs.Pools, size.Colours || needs.Colours
 	size.NAT, size.Marks = size.NAT || needs.NAT, size.Marks || needs.Marks
+	size.Also = size.Also || needs.Also
 	if needs.Affected > 0 {
 		size.Affected = max(size.Affected, affectedHosts)
 	}

@@ -12,7 +12,8 @@ import (
 // clocks are the byte clocks of all rules, and the leases that some go by.
 type clocks struct {
 	rules
-	leases []bpf.AbiLease
+	leases    []bpf.AbiLease
+	calendars []bpf.AbiCalendar
 }
 
 // time has the next parameters of a rule, which no packet uses, go on at from (ns) from the old ones, and these from those at until.

@@ -268,9 +268,13 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 	if hasSlots(want) {
 		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
 	}
+	calendar, err := s.Store.calendarOf(want)
+	if err != nil {
+		return 0, err
+	}
 	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
 	next.Encode(want, old.Salt, pool, its)
-	next.Share, next.Lease, *next.Next = share, lease, 0
+	next.Share, next.Lease, next.Calendar, *next.Next = share, lease, calendar, 0
 	s.Store.setLease(id, old, next, want)
 	if number := leaseNumber(old); number != 0 && at == later {
 		grace.Wait(s.Store.change, s.Store.leases[number-1].Replaced) // Time writes the one that is not in force

@@ -160,6 +160,9 @@ func leaseVersion(l *bpf.AbiLease, set, part uint32) params.Version {
 
 // meterAt is the meter of a version at a time (ns).
 func (cs *clocks) meterAt(v params.Version, now uint64) model.Meter {
+	if v.Calendar > 0 {
+		return cs.quotaMeter(v, now)
+	}
 	if v.Flags&params.Leased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
 		return v.Meter()
 	}

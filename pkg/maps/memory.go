@@ -23,6 +23,7 @@ const (
 	tableMap     = ".data.table"
 	worksMap     = ".data.works"
 	cgroupWorks  = ".data.cgroup_works"
+	calendarsMap = ".data.calendars"
 )
 
 // ruleMaps hold the rules, each a range of ids.
@@ -37,7 +38,7 @@ var pinned = map[string]string{
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
 	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", worksMap: "works", cgroupWorks: "works-cgroup", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapCgroupPrograms: "programs-cgroup", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
-	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
+	hookMap: "hook", changeMap: "change", calendarsMap: "calendars", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
 // mapArray maps the values of a map into memory, shared with the programs.

@@ -286,7 +286,7 @@ func (ls *limits) entry(id uint32, p netip.Prefix, v params.Version, in phase) E
 	e := Entry{v.Decode(p, other, func(id uint32) string { return ls.poolName(id, in) }), id}
 	if v.Flags&params.Label != 0 {
 		t := ls.labels.Read(id, v.Index)
-		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
+		e.Label, e.Cluster, e.Adapt, e.Also = t.Label, t.Cluster, t.Adapt, t.Also
 	}
 	return e
 }

@@ -23,6 +23,7 @@ type Size struct {
 	Colours  bool   // there may be rules with colours
 	NAT      bool   // there may be rules for hosts behind NAT
 	Marks    bool   // and for marks or VLANs
+	Also     bool   // rules may have other limits
 }
 
 // Needs is what steps add to a store. Of Buckets and Affected it only says whether they need any, as rules share these.
@@ -47,6 +48,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 			n.Leases++
 		}
 		n.Pools, n.Colours = n.Pools || want.Pool || shares, n.Colours || want.Algorithm.HasColours()
+		n.Also = n.Also || want.Also != (policy.Also{})
 		n.NAT, n.Marks = n.NAT || want.NAT, n.Marks || policy.IsMark(want.Prefix)
 		proposed, shadowed := want.Proposed()
 		if shadowed {

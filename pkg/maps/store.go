@@ -110,12 +110,15 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows, hook.Pools, hook.Colours, hook.Nat = size.Affected, 0, 0, 0
+	hook.Shadows, hook.Pools, hook.Colours, hook.Nat, hook.Also = size.Affected, 0, 0, 0, 0
 	if size.Pools {
 		hook.Pools = 1
 	}
 	if size.Colours {
 		hook.Colours = 1
+	}
+	if size.Also {
+		hook.Also = 1
 	}
 	if size.NAT {
 		hook.Nat = 1
@@ -138,12 +141,12 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].ValueSize, spec.Maps[name].Value = ruleSize(&hook), nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
+		hookMap: 1, changeMap: 1, calendarsMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
 		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1, cgroupWorks: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
-		if name != hookMap && name != changeMap {
+		if name != hookMap && name != changeMap && name != calendarsMap {
 			m.Value, m.Contents = nil, nil
 			m.ValueSize *= count // the object has room for one
 		}
@@ -225,7 +228,7 @@ func (s *Store) attach() (err error) {
 		}
 		s.arrays = append(s.arrays, array)
 	}
-	if err := mapArray(s, changeMap, 1, &change); err != nil {
+	if err := errors.Join(mapArray(s, changeMap, 1, &change), mapArray(s, calendarsMap, uint32(bpf.AbiLayoutCALENDARS), &s.calendars)); err != nil {
 		return err
 	}
 	s.change, s.pinned = &change[0], s.maps[changeMap]
@@ -261,7 +264,7 @@ func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: (s.hook.LineMask + 1) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
-		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0, Marks: s.hook.Scan == uint32(bpf.AbiScanSCAN_MARKS),
+		Colours: s.hook.Colours != 0, NAT: s.hook.Nat != 0, Also: s.hook.Also != 0, Marks: s.hook.Scan == uint32(bpf.AbiScanSCAN_MARKS),
 	}
 }
 

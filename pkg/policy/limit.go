@@ -38,6 +38,7 @@ type Limit struct {
 	Waits     Guarantee
 	Owner     Owner
 	Line      LineOf
+	Also      Also
 	Shadow    *Draft // with options whose Option.Shadow is true; nil for none
 }
 
@@ -130,7 +131,7 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 // resolve completes a rule that has a network, or a pool that has a key.
 func (l *Limit) resolve(r Rule) (_ Rule, err error) {
 	switch {
-	case l.Rate != 0:
+	case l.Rate != 0 || l.Also.Packets|l.Also.Flows != 0 || l.Also.Quota.Bytes != 0:
 	case r.Pool:
 		return r, errors.New("rate is missing; say how much, such as 1gbit")
 	case l.Within == "":

@@ -85,6 +85,9 @@ var (
 	needsAdapt        = need{option: "adapt-min", met: func(r *Rule) bool { return r.Adapt.Min != 0 }, why: "with no lowest rate to adapt to; give one with adapt-min, or leave it out"}
 	needsAware        = need{option: "colour-aware", met: func(r *Rule) bool { return r.Colours.Aware }, why: "with packets that all come in green; add colour-aware, or leave it out"}
 
+	needsQuota        = need{option: "quota", met: (*Rule).hasQuota, why: "without a quota; give one, or leave this out"}
+	needsNoColourRule = needsAlgorithm("%v, whose packets have colours; use gcra or leaky", GCRA, Leaky)
+
 	needsColours   = needsAlgorithm("%v; use srtcm, trtcm or rfc4115, or leave it out", SRTCM, TRTCM, RFC4115)
 	needsNoColours = needsAlgorithm("%v, which queues nothing; leave it out", GCRA, Leaky)
 )
@@ -314,6 +317,65 @@ var Options = []*Option{
 		DocDefault: "Cloudflare, Quad9 and Google DNS, by IPv4 and IPv6",
 		needs:      []need{needsAdapt},
 		check:      checkAdaptTo,
+	}),
+	same(func(l *Limit) *PerSecond { return &l.Also.Packets }, func(r *Rule) *PerSecond { return &r.Also.Packets }, Option{
+		Name: "pps", LimitedOnly: true,
+		Help:       "packets in a second: 10k (beside or instead of a rate)",
+		Doc:        "packets in a second, beside the rate or instead of it: `500`, `10k`, `1m`",
+		DocDefault: "any number",
+		needs:      []need{needsNoColourRule},
+	}),
+	numberOption(func(l *Limit) *Count { return &l.Also.PacketBurst }, func(r *Rule) *Count { return &r.Also.PacketBurst }, Count.String, 1, math.MaxUint32, Option{
+		Name: "pps-burst", LimitedOnly: true, Help: "packets that may come at once",
+		DocDefault: "those of 100 ms, at least 64",
+		needs:      []need{{option: "pps", met: func(r *Rule) bool { return r.Also.Packets != 0 }, why: "without pps; give it, or leave this out"}},
+		resolve: func(l *Limit, r *Rule) error {
+			r.Also.PacketBurst = l.Also.PacketBurst.resolve(r.Also.Packets, 10, leastPacketBurst)
+			return nil
+		},
+	}),
+	same(func(l *Limit) *PerSecond { return &l.Also.Flows }, func(r *Rule) *PerSecond { return &r.Also.Flows }, Option{
+		Name: "new-flows", LimitedOnly: true,
+		Help:       "new connections and flows in a second: 50",
+		Doc:        "packets in a second that begin a flow: the SYN of TCP; of others the first one, and the first after 30 s without",
+		DocDefault: "any number",
+		needs:      []need{needsNoColourRule},
+	}),
+	numberOption(func(l *Limit) *Count { return &l.Also.FlowBurst }, func(r *Rule) *Count { return &r.Also.FlowBurst }, Count.String, 1, math.MaxUint32, Option{
+		Name: "new-flows-burst", LimitedOnly: true, Help: "new flows that may come at once",
+		DocDefault: "those of a second, at least 10",
+		needs:      []need{{option: "new-flows", met: func(r *Rule) bool { return r.Also.Flows != 0 }, why: "without new-flows; give it, or leave this out"}},
+		resolve: func(l *Limit, r *Rule) error {
+			r.Also.FlowBurst = l.Also.FlowBurst.resolve(r.Also.Flows, 1, leastFlowBurst)
+			return nil
+		},
+	}),
+	same(func(l *Limit) *Quota { return &l.Also.Quota }, func(r *Rule) *Quota { return &r.Also.Quota }, Option{
+		Name: "quota", LimitedOnly: true,
+		Help:       "bytes in a period: 100gb/month, 5gb/day, 100gb/30d",
+		Doc:        "bytes in a [period](../quotas.md): `100gb/month` (binary, as in tc), `/month@15`, `/week`, `/week@sun`, `/day`; or what comes back steadily within hours or days: `100gb/30d`",
+		DocDefault: "none",
+		needs:      []need{needsNoColourRule},
+	}),
+	same(func(l *Limit) *Then { return &l.Also.Then }, func(r *Rule) *Then { return &r.Also.Then }, Option{
+		Name: "then", LimitedOnly: true,
+		Help:       "rate once the quota is used up, or drop",
+		DocDefault: "must be given with a quota",
+		needs:      []need{needsQuota}, check: checkThen,
+	}),
+	written(func(l *Limit) *uint64 { return &l.Also.Grace }, func(r *Rule) *uint64 { return &r.Also.Grace },
+		func(v *uint64) Value { return volume{v, "grace"} }, graceText, Option{
+			Name: "grace", LimitedOnly: true, Help: "bytes beyond the quota that have the full rate",
+			needs: []need{needsQuota},
+			resolve: func(l *Limit, r *Rule) error {
+				r.Also.Grace = l.Also.Grace
+				return nil
+			},
+		}),
+	textOption(func(l *Limit) *Zone { return &l.Also.Zone }, func(r *Rule) *Zone { return &r.Also.Zone }, MaxName, "zone", Option{
+		Name: "quota-zone", LimitedOnly: true, Help: "time zone, such as Europe/Berlin",
+		DocDefault: "that of the host",
+		needs:      []need{needsQuota},
 	}),
 	shadowOption,
 	textOption(func(l *Limit) *string { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, MaxName, "text", Option{

@@ -157,8 +157,11 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 
 // resolveRate sets the rate. A rule that has only its pools is unlimited itself.
 func resolveRate(l *Limit, r *Rule) error {
-	r.Rate = l.Rate
-	if l.Rate == 0 && l.Within != "" && !r.Pool {
+	switch r.Rate = l.Rate; {
+	case l.Rate != 0:
+	case l.Also.Packets|l.Also.Flows != 0 || l.Also.Quota.Bytes != 0:
+		r.Rate = MaxRate
+	case l.Within != "" && !r.Pool:
 		r.Rate = Unlimited
 	}
 	return nil

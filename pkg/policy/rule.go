@@ -40,6 +40,8 @@ type Rule struct {
 	Cluster   Cluster // only of a pool
 	Adapt     Adapt   // only of a pool
 	Shadow    Shadow
+	Also      Also
+	Unit      Unit // Bytes, unless the limit is one that Chained returns
 	Label     Label
 }
 

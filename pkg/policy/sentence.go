@@ -44,7 +44,7 @@ func (r Rule) Says(match Match) string {
 
 // Gets describes the limit of r, which is not unlimited, without its network.
 func (r Rule) Gets() string {
-	says := r.gets() + r.Cluster.says() + r.Adapt.says(r.Rate)
+	says := r.gets() + r.Also.says() + r.Cluster.says() + r.Adapt.says(r.Rate)
 	if by := r.Share.by(); by != "" {
 		says += ", shared fairly by its " + by
 		if r.NAT {
@@ -98,6 +98,9 @@ func (s Share) by() string {
 func (r Rule) gets() string {
 	if r.Algorithm.HasColours() {
 		return r.Colours.rates(&r)
+	}
+	if r.Rate == MaxRate && r.Also != (Also{}) {
+		return "any rate"
 	}
 	says := fmt.Sprintf("%v (%s)", r.Rate, r.Rate.Bytes())
 	if r.Excess != Delay || r.Algorithm != Leaky {

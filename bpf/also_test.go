@@ -1,0 +1,181 @@
+package bpf_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// limited is a rule for far hosts with the given options.
+func limited(tb testing.TB, options ...string) policy.Rule {
+	tb.Helper()
+	var l policy.Limit
+	for i := 0; i < len(options); i += 2 {
+		testenv.Must(tb, l.Set(options[i], options[i+1]))
+	}
+	r, err := l.Rule(prefix("10.0.0.0/8"))
+	testenv.Must(tb, err)
+	return r
+}
+
+func farHost(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+// A rule with all kinds of other limits passes a packet if it conforms to all of them, and charges none if it does not. They are as
+// the model of their buckets says, of the rule or of each host.
+func TestOtherLimits(t *testing.T) {
+	for _, each := range []string{"all", "host"} {
+		t.Run(each, func(t *testing.T) {
+			rule := limited(t, "rate", "500kbit", "capacity", "1600b", "each", each, "pps", "300", "pps-burst", "12",
+				"new-flows", "20", "new-flows-burst", "5", "quota", "200kb/1h", "then", "64kbit")
+			r := newRig(t, maps.Size{Rules: 16, Buckets: 1 << 12, Labels: 16, Also: true}, egress())
+			r.put(rule, 0)
+			type buckets struct{ main, flows, packets, quota, then model.Bucket }
+			hosts, seen := map[int]*buckets{}, map[[2]int]uint64{}
+			limits := []*model.Limit{model.NewLimit(rule)}
+			for next, ok := rule.Chained(); ok; next, ok = next.Chained() {
+				limits = append(limits, model.NewLimit(next))
+			}
+			now, passed, refused := uint64(1e9), map[bool]int{}, make([]int, len(limits))
+			for i := range 30_000 {
+				now += rand.Uint64N(1e6 << (i / 100 % 5)) // slow and fast senders
+				host, port := rand.IntN(3), rand.IntN(4)*rand.IntN(80)
+				frame := udp(addr(near4), farHost(host+1), 20+rand.IntN(190))
+				frame[14+20+1], frame[14+20] = byte(port), 0
+				if each == "all" {
+					host = 0
+				}
+				if hosts[host] == nil {
+					hosts[host] = &buckets{}
+				}
+				b, n, flow := hosts[host], uint64(len(frame)), [2]int{int(frame[33]), port}
+				last, known := seen[flow]
+				isNew := !known || now >= last
+				fits := func(i int, of model.Bucket, n uint64) bool {
+					return n == 0 || of == (model.Bucket{}) || limits[i].Level(of, now) == 0 ||
+						limits[i].Level(of, now)+n<<model.BitsOf(policy.Unit(map[int]policy.Unit{3: policy.InQuota}[i])) <= limits[i].Capacity
+				}
+				begins := uint64(0)
+				if isNew {
+					begins = 1
+				}
+				inQuota := fits(3, b.quota, n)
+				why := 0
+				switch {
+				case !fits(0, b.main, n):
+				case !fits(1, b.flows, begins):
+					why = 1
+				case !fits(2, b.packets, 1):
+					why = 2
+				case !inQuota && !fits(4, b.then, n):
+					why = 4
+				default:
+					why = -1
+				}
+				verdict, _ := send(t, r.program(), frame, meta{now: now})
+				if (verdict == next) != (why < 0) {
+					t.Fatalf("at %d ns: verdict %#x for %d bytes of host %d, port %d, want it refused by %d", now, verdict, n, host, port, why)
+				}
+				if why >= 0 {
+					refused[why]++
+					continue
+				}
+				passed[inQuota]++
+				charge := func(i int, of *model.Bucket, units uint64) { limits[i].Raise(of, limits[i].Level(*of, now)+units, now) }
+				charge(0, &b.main, n<<model.UnitBits)
+				if isNew {
+					charge(1, &b.flows, 1<<model.UnitBits)
+				}
+				charge(2, &b.packets, 1<<model.UnitBits)
+				if inQuota {
+					charge(3, &b.quota, n<<model.QuotaBits)
+				} else {
+					charge(4, &b.then, n<<model.UnitBits)
+				}
+				if left := last - min(last, now); left <= 15e9 || !known {
+					seen[flow] = now + 30e9
+				}
+			}
+			for i, n := range refused {
+				if n == 0 && i != 3 {
+					t.Errorf("limit %d refused nothing", i)
+				}
+			}
+			if passed[true] == 0 || passed[false] == 0 {
+				t.Errorf("passed %v packets within and beyond the quota", passed)
+			}
+		})
+	}
+}
+
+// Over a year with a leap day and changes of the clock, a quota passes its bytes in each period of the calendar, to the byte, and
+// nothing beyond.
+func TestQuotaOfAYear(t *testing.T) {
+	for _, c := range []struct{ period, zone string }{
+		{"day", "Europe/Berlin"}, {"week@sun", "America/Santiago"}, {"month", "Europe/Berlin"}, {"month@15", "Asia/Kathmandu"}, {"day", "America/Havana"},
+	} {
+		t.Run(c.period+" "+c.zone, func(t *testing.T) {
+			zone, err := time.LoadLocation(c.zone)
+			testenv.Must(t, err)
+			const quota = 10_000
+			rule := limited(t, "quota", "10000b/"+c.period, "quota-zone", c.zone, "then", "drop", "each", "host")
+			r := newRig(t, maps.Size{Rules: 16, Buckets: 1 << 8, Labels: 16, Also: true}, egress())
+			start := time.Date(2027, 11, 20, 5, 0, 0, 0, zone)
+			now, end := uint64(start.UnixNano()), uint64(start.AddDate(1, 1, 0).UnixNano())
+			r.put(rule, now)
+			used, renewed := map[[2]string]uint64{}, now
+			refused := 0
+			for now < end {
+				if now += rand.Uint64N(uint64(5 * time.Hour)); rand.IntN(3) == 0 { // around midnight
+					at := time.Unix(0, int64(now)).In(zone)
+					now = max(now, uint64(time.Date(at.Year(), at.Month(), at.Day()+1, 0, 0, 0, 0, zone).UnixNano())+rand.Uint64N(6e9)-3e9)
+				}
+				if r.at(now); now-renewed > uint64(90*24*time.Hour) {
+					testenv.Must(t, r.set.Store.RenewCalendars())
+					renewed = now
+				}
+				host := 1 + rand.IntN(2)
+				frame := udp(addr(near4), farHost(host), rand.IntN(200))
+				n := uint64(len(frame))
+				// A period begins with the first tick from its time on.
+				period := [2]string{periodOf(time.Unix(0, int64(now&^(1<<30-1))).In(zone), c.period), farHost(host).String()}
+				for range 60 {
+					verdict, _ := send(t, r.program(), frame, meta{now: now})
+					want := used[period]+n <= quota
+					if (verdict == next) != want {
+						t.Fatalf("%v: verdict %#x with %d of %d bytes used in %v, and a packet of %d", time.Unix(0, int64(now)).In(zone), verdict, used[period], quota, period, n)
+					}
+					if !want {
+						refused++
+						break
+					}
+					used[period] += n
+				}
+			}
+			if len(used) < 20 || refused < len(used)/2 {
+				t.Errorf("%d periods of two hosts, %d packets refused", len(used), refused)
+			}
+		})
+	}
+}
+
+// periodOf names the day, week or month of a time.
+func periodOf(at time.Time, period string) string {
+	at = time.Date(at.Year(), at.Month(), at.Day(), 12, 0, 0, 0, at.Location()) // each day has a noon
+	switch period {
+	case "week@sun":
+		for at.Weekday() != time.Sunday {
+			at = at.AddDate(0, 0, -1)
+		}
+	case "month":
+		return at.Format("2006-01")
+	case "month@15":
+		return at.AddDate(0, 0, -14).Format("2006-01")
+	}
+	return at.Format("2006-01-02")
+}

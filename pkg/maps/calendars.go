@@ -1,0 +1,125 @@
+package maps
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// calendarOf is the number of the calendar of a quota plus one, which it makes if there is none; 0 for other limits.
+func (s *Store) calendarOf(r policy.Rule) (number uint32, err error) {
+	if r.Unit != policy.InQuota || r.Also.Quota.Period.Rolling() > 0 {
+		return 0, nil
+	}
+	name := string(r.Also.Quota.Period) + " " + string(r.Also.Zone)
+	used := s.calendarsInUse()
+	free := -1
+	for i := range s.calendars {
+		switch have := nameOf(&s.calendars[i]); {
+		case have == name:
+			return uint32(i) + 1, nil
+		case !used[i] && free < 0:
+			free = i
+		}
+	}
+	if free < 0 {
+		return 0, fmt.Errorf("quota of %d different periods and time zones: %w", len(s.calendars)+1, ErrFull)
+	}
+	c := &s.calendars[free]
+	c.Name = [len(c.Name)]uint8{}
+	copy(c.Name[:len(c.Name)-1], name)
+	return uint32(free) + 1, s.fill(c)
+}
+
+func nameOf(c *bpf.AbiCalendar) string {
+	name, _, _ := bytes.Cut(c.Name[:], []byte{0})
+	return string(name)
+}
+
+// calendarsInUse are those that a limit has.
+func (s *Store) calendarsInUse() (used [bpf.AbiLayoutCALENDARS]bool) {
+	for id := range min(s.change.Ids, s.room()) {
+		for _, cold := range s.rule(id).Cold {
+			if cold.Calendar > 0 {
+				used[cold.Calendar-1] = true
+			}
+		}
+	}
+	return used
+}
+
+// RenewCalendars computes when periods begin, by the host's clock and time zone. Programs know of a hundred periods from now on.
+func (s *Store) RenewCalendars() (err error) {
+	for i := range s.calendars {
+		if c := &s.calendars[i]; c.Name[0] != 0 && err == nil {
+			err = s.fill(c)
+		}
+	}
+	return err
+}
+
+// fill writes when the periods of a calendar begin, from the one before now on.
+func (cs *clocks) fill(c *bpf.AbiCalendar) error {
+	period, zone, _ := strings.Cut(nameOf(c), " ")
+	in := time.Local
+	if zone != "" {
+		var err error
+		if in, err = time.LoadLocation(zone); err != nil {
+			return fmt.Errorf("time zone %q is unknown here: %w; use one of /usr/share/zoneinfo, such as Europe/Berlin", zone, err)
+		}
+	}
+	ahead := uint64(0) // of TAI before UTC
+	wall := cs.wall(cs.now())
+	if !cs.virtual {
+		ahead = wall - uint64(time.Now().UnixNano())
+		ahead = (ahead + uint64(time.Second)/2) / uint64(time.Second) * uint64(time.Second)
+	}
+	now := time.Unix(0, int64(wall-ahead)).In(in)
+	for i := range c.Begins {
+		atomic.StoreUint64(&c.Begins[i], uint64(policy.Period(period).Begins(now, i-1).UnixNano())+ahead)
+	}
+	return nil
+}
+
+// wall is CLOCK_TAI at now, which is not long ago.
+func (cs *clocks) wall(now uint64) uint64 {
+	if cs.virtual {
+		return now
+	}
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_TAI, &ts)
+	return uint64(ts.Nano()) - (Now() - now)
+}
+
+// began is the tick with which the present period of a calendar began: period_began of bpf/look.h.
+func (cs *clocks) began(calendar uint32, now uint64) uint32 {
+	const mask = 1<<model.TickBits - 1
+	edge := now &^ mask
+	wall := cs.wall(edge)
+	at := -1
+	for i, begins := range cs.calendars[calendar-1].Begins {
+		if begins <= wall {
+			at = i
+		}
+	}
+	if at < 0 {
+		return model.Tick(now) - 1<<30
+	}
+	return model.Tick(edge - (wall - cs.calendars[calendar-1].Begins[at]) + mask)
+}
+
+// quotaMeter is the meter of a quota: a bucket that was last charged before the period began is empty.
+func (cs *clocks) quotaMeter(v params.Version, now uint64) model.Meter {
+	m := v.Meter()
+	m.Edited, m.Fresh, m.Until = true, cs.began(v.Calendar, now), 0
+	return m
+}
