@@ -172,10 +172,8 @@ __noinline int conforms_also(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	for (n = 0; n < MAX_ALSO && next; n++) {
 		w->at = next - 1;
 		fits = apply_also(skb, cpu, next - 1, false);
-		if (fits != ALSO_FITS && fits != ALSO_QUOTA)
-			break;
 		rule = rule_of(next - 1);
-		if (!rule)
+		if (!rule || (fits != ALSO_FITS && fits != ALSO_QUOTA))
 			break;
 		next = also_of(rule, set_in(rule, w->phase));
 	}

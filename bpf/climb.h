@@ -424,8 +424,10 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 	else if (unlikely(s->level && !conforms(s, flags, tested(w, flags))))
 		verdict = VERDICT_EXCESS;
 	w->verdict = verdict;
-	if (HOOK(also) && unlikely(flags & RULE_ALSO) && READ_ONCE(w->verdict) == VERDICT_PASS && !conforms_also(skb, cpu, 0))
+	if (HOOK(also) && unlikely(flags & RULE_ALSO) && READ_ONCE(w->verdict) == VERDICT_PASS && !conforms_also(skb, cpu, 0)) {
 		w->verdict = flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
+		w->load = HEAVY; /* no share of the rule judges the packet */
+	}
 	if (HOOK(pools) && unlikely(flags & (RULE_SHARES | RULE_GUARANTEE)) && READ_ONCE(w->verdict) == VERDICT_PASS)
 		w->verdict = test_special(skb, cpu, 0);
 	if (HOOK(pools) && READ_ONCE(w->verdict) < VERDICT_EXCESS)

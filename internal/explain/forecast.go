@@ -56,6 +56,10 @@ func later(stages []model.Stage, ns uint64) []model.Stage {
 			s.GuaranteeLevel = s.Guarantee.Drained(s.GuaranteeLevel, ns)
 			s.TogetherLevel = s.Guarantee.Drained(s.TogetherLevel, ns)
 		}
+		s.Others = slices.Clone(s.Others)
+		for j := range s.Others {
+			s.Others[j] = s.Others[j].After(ns)
+		}
 		if s.Share != nil {
 			share, sharer := *s.Share, *s.Sharer
 			s.Share, s.Sharer = &share, &sharer

@@ -189,11 +189,11 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 	p := model.Packet{Time: s.Now, Bytes: bytes, ECT: true}
 	passage, tests := forecast(s.Model, p), tests(s.Model, p)
 	verdict, waitNS = passage.Verdict, passage.Wait
-	exceeds, beyond := passage.Refuses, passage.Beyond
+	exceeds, beyond, other := passage.Refuses, passage.Beyond, passage.Other
 	if exceeds == model.NoStage {
 		p.ECT = false // else packets may be marked, and pass
 		passage := forecast(s.Model, p)
-		if exceeds, beyond = passage.Refuses, passage.Beyond; exceeds == model.NoStage && passage.Excess {
+		if exceeds, beyond, other = passage.Refuses, passage.Beyond, passage.Other; exceeds == model.NoStage && passage.Excess {
 			exceeds, beyond = 0, tests[0].share != model.WithinShare
 		}
 	}
@@ -202,6 +202,9 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 		v.RefusedBy, v.RefusedReason = new(s.Levels[exceeds].Name()), report.Capacity
 		if beyond {
 			v.RefusedReason = report.Share
+		}
+		if other != model.NoStage {
+			v.RefusedReason = reasons[s.Model[exceeds].Others[other].Unit]
 		}
 		waitNS = waits(s.Model, p)
 	}
@@ -225,6 +228,11 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 	v.UseBits = new(s.use(0))
 	v.RecentPackets, v.RecentDrops = rule.PassedPackets+rule.DroppedPackets, rule.DroppedPackets
 	return v, verdict, waitNS
+}
+
+// reasons are why other limits refuse a packet.
+var reasons = map[policy.Unit]string{
+	policy.Packets: report.TooManyPackets, policy.Flows: report.TooManyFlows, policy.InQuota: report.UsedUp, policy.Bytes: report.UsedUp,
 }
 
 // isFull reports whether the level of a pool is as high as it gets.

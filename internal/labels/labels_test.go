@@ -41,7 +41,7 @@ func TestLabelsAreKept(t *testing.T) {
 				v.SetString(strings.Repeat("é x"[:roll.IntN(5)], roll.IntN(50)))
 			}
 		}
-		rule := policy.Rule{Label: want.Label, Cluster: want.Cluster, Adapt: want.Adapt}
+		rule := policy.Rule{Label: want.Label, Cluster: want.Cluster, Adapt: want.Adapt, Also: want.Also}
 		testenv.Must(t, l.Write(7, 1, rule))
 		if int(parts) != len(Parts(rule)) {
 			t.Fatalf("%d parts are counted, want %d", parts, len(Parts(rule)))

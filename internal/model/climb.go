@@ -14,6 +14,7 @@ type Stage struct {
 	GuaranteeLevel uint64  // units
 	Members        uint64  // of a guarantee of each key: how many there are at most; else 0
 	TogetherLevel  uint64  // units: with Members, of the bucket in which all keys together count as one of them
+	Others         []Other // to which packets must conform, too
 	Share          *Share  // nil for none
 	Sharer         *Sharer // the packet's
 	Weight         uint64  // of the sharer
@@ -29,6 +30,7 @@ type Passage struct {
 	Refuses    int       // the stage that refuses the packet, or NoStage
 	Guaranteed int       // the stage above which the packet is guaranteed, or NoStage
 	Beyond     bool      // the stage that refuses the packet does so because of its fair share
+	Other      int       // the other limit by which the stage refuses the packet, or the rule has it as excess; or NoStage
 	At         []Outcome // the levels and the departure after the packet, by stage; a pool that passes it may delay or mark it
 }
 
@@ -37,15 +39,24 @@ type Passage struct {
 // their levels are. Climb advances the clocks of shares and forgives debts of sharers, and charges nothing.
 func Climb(stages []Stage, p Packet) Passage {
 	rule := &stages[0]
-	to := Passage{Refuses: NoStage, Guaranteed: NoStage}
+	to := Passage{Refuses: NoStage, Guaranteed: NoStage, Other: NoStage}
 	for i := range stages {
 		to.At = append(to.At, stages[i].State.uncharged(p))
 	}
 	if to.Outcome = to.At[0]; rule.RateUnits != 0 {
 		to.Outcome = rule.Decide(rule.State, p)
 	}
+	if to.Verdict != Drop {
+		to.Other = rule.refusing(p)
+	}
 	load, share := Heavy, WithinShare
-	if to.Verdict != Drop { // else nothing more needs to be asked
+	if to.Other != NoStage {
+		to.Outcome = to.At[0]
+		to.Wait = rule.Others[to.Other].wait(p)
+		if to.Excess = true; rule.Excess != policy.Pass {
+			to.Verdict = Drop
+		}
+	} else if to.Verdict != Drop { // else nothing more needs to be asked
 		share = JudgeStage(stages, 0, p, &load)
 	}
 	if share == BeyondShare {
@@ -56,7 +67,7 @@ func Climb(stages []Stage, p Packet) Passage {
 	}
 	if to.Verdict == Drop {
 		to.Refuses, to.Beyond = 0, share == BeyondShare
-	} else if rule.Guarantees(p) {
+	} else if to.Other == NoStage && rule.Guarantees(p) {
 		to.Guaranteed = 0
 	}
 	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage; i++ {
@@ -65,6 +76,9 @@ func Climb(stages []Stage, p Packet) Passage {
 	if above := to.Refuses; above > 0 { // nothing is charged
 		to.Outcome = to.At[0]
 		to.Verdict, to.Excess, to.Wait = Drop, true, stages[above].Wait(stages[above].State.Level, p.Bytes)
+		if to.Other != NoStage {
+			to.Wait = stages[above].Others[to.Other].wait(p)
+		}
 	}
 	to.At[0] = to.Outcome
 	switch {
@@ -124,17 +138,21 @@ func (to *Passage) ask(stages []Stage, i int, p Packet, load *Load) {
 	pool := &stages[i]
 	if level := pool.State.Level; !pool.Conforms(level, p.Bytes) {
 		if pool.Excess != policy.ECN || !p.ECT || level+p.Bytes<<UnitBits > 2*pool.Capacity {
-			to.Refuses = i
+			to.Refuses, to.Other = i, NoStage
 			return
 		}
 		to.At[i].Verdict = Mark
 	}
 	switch JudgeStage(stages, i, p, load) {
 	case BeyondShare:
-		to.Refuses, to.Beyond = i, true
+		to.Refuses, to.Beyond, to.Other = i, true, NoStage
 		return
 	case BeyondMark:
 		to.At[i].Verdict = Mark
+	}
+	if other := pool.refusing(p); other != NoStage {
+		to.Refuses, to.Other = i, other
+		return
 	}
 	if pool.Guarantees(p) {
 		to.Guaranteed = i

@@ -125,6 +125,7 @@ type Packet struct {
 	Bytes     uint64 // on the wire, below 2^PacketBits
 	ECT       bool   // ECN-capable: it may be marked
 	Departure uint64 // ns: the departure time that the sender requests; 0 for none
+	Packets   uint64 // on the wire; 0 for 1
 }
 
 // Counted returns the size in bytes, below 2^PacketBits, that a packet of a length at layer 2 counts as.

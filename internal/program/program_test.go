@@ -88,7 +88,7 @@ func TestVerifierAcceptsAll(t *testing.T) {
 				t.Fatalf("kind %d, %+v: %+v", k, size, err)
 			}
 			defer p.Close()
-			if n := verified(t, store, k, p); n > 50_000 {
+			if n := verified(t, store, k, p); n > 65_000 {
 				t.Errorf("kind %d, %+v: the verifier looks at %d instructions", k, size, n)
 			}
 		}

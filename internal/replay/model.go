@@ -1,8 +1,13 @@
 package replay
 
 import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -30,8 +35,12 @@ type stage struct {
 	sharers   table[model.Sharer]
 	shared    model.Bucket    // if all its packets share one
 	coloured  *model.Coloured // nil without colours
-	pair      model.Pair      // if all its packets share one
-	fifo      uint64          // ns: until then sparse flows are queued, too
+	others    []model.Other
+	used      []table[model.Bucket] // of others
+	seen      table[uint64]         // ns: until then packets of a flow begin none
+	zone      *time.Location        // of the quota
+	pair      model.Pair            // if all its packets share one
+	fifo      uint64                // ns: until then sparse flows are queued, too
 
 	// Of a packet.
 	bucket, guaranteed, flow *model.Bucket
@@ -46,6 +55,13 @@ func newStage(r policy.Rule) *stage {
 	if r.Share.Kind != policy.ShareNone {
 		s.share = &model.Share{ShareParams: s.limit.ShareParams(), ByMember: r.Share.Kind == policy.ShareMember, Last: model.NotYet}
 		s.sharers = newTable[model.Sharer]()
+	}
+	for _, o := range model.NewOthers(r) {
+		s.others, s.used = append(s.others, o), append(s.used, newTable[model.Bucket]())
+	}
+	s.seen = newTable[uint64]()
+	if q := r.Also.Quota; q.Bytes != 0 && q.Period.Rolling() == 0 {
+		s.zone, _ = r.Also.Zone.Location() // the rule was validated
 	}
 	if r.Algorithm.HasColours() {
 		s.coloured = model.NewColoured(r)
@@ -81,7 +97,7 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		s.bucket = m.buckets.get(r.key)
 	}
 	offered := model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect}
-	if s.rule.Within != "" || s.share != nil {
+	if s.rule.Within != "" || s.share != nil || s.others != nil {
 		m.climb(&r, p, offered)
 		return r, nil
 	}
@@ -129,7 +145,7 @@ func (m *Model) flow(number int, p packet) *model.Bucket {
 func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 	m.guarantees.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.stages[k.rule].guarantee, *b, r.Time) })
 	m.climbed, m.states = m.climbed[:0], m.states[:0]
-	chain, weight := m.chains[r.Rule], uint64(1)
+	chain, weight, keys := m.chains[r.Rule], uint64(1), []bucketKey(nil)
 	for i, number := range chain {
 		s, key := m.stages[number], bucketKey{rule: number}
 		if i == 0 {
@@ -149,6 +165,7 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 				at.Members, at.TogetherLevel = uint64(s.rule.Members), s.guarantee.Level(s.together, r.Time)
 			}
 		}
+		at.Others = s.othersFor(key, p, r.Time)
 		if s.share != nil {
 			who := bucketKey{number, m.sharer(number, p)}
 			if s.rule.Share.Kind == policy.ShareMember {
@@ -159,7 +176,7 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 			})
 			at.Sharer = s.sharers.get(who)
 		}
-		m.climbed, m.states = append(m.climbed, s), append(m.states, at)
+		m.climbed, m.states, keys = append(m.climbed, s), append(m.states, at), append(keys, key)
 		weight = uint64(s.rule.Weight.Value())
 	}
 	to := model.Climb(m.states, offered)
@@ -172,6 +189,16 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 		}
 		if s.flow != nil && to.At[i].Flow != at.State.Flow {
 			s.limit.Raise(s.flow, to.At[i].Flow, r.Time)
+		}
+		if charged || i == 0 && to.At[0].Verdict == model.Mark {
+			at.Charged(offered, func(j int, units uint64) {
+				if units > 0 {
+					at.Others[j].Raise(s.used[j].get(keys[i]), at.Others[j].Level+units, r.Time)
+				}
+				if at.Others[j].Unit == policy.Flows {
+					s.see(p.flow, r.Time)
+				}
+			})
 		}
 		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
@@ -192,6 +219,33 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 		r.RefusedBy = m.names[chain[to.Refuses]]
 	case to.Guaranteed != model.NoStage:
 		r.GuaranteedBy = m.names[chain[to.Guaranteed]]
+	}
+}
+
+// othersFor are the other limits of a stage for a packet.
+func (s *stage) othersFor(key bucketKey, p packet, now uint64) (all []model.Other) {
+	for i, o := range s.others {
+		if o.Unit == policy.InQuota && s.zone != nil {
+			o.Renew(s.rule.Also.Quota.Period, s.zone, now)
+		}
+		if o.Unit == policy.Flows {
+			s.seen.sweep(func(_ bucketKey, until *uint64) bool { return now > *until })
+			until, known := s.seen.of[bucketKey{flow: p.flow}]
+			if o.New = !known || now >= *until; p.flow.Proto == unix.IPPROTO_TCP {
+				o.New = p.syn
+			}
+		}
+		s.used[i].sweep(func(_ bucketKey, b *model.Bucket) bool { return drained(o.Limit, *b, now) })
+		o.Level = o.Limit.Level(*s.used[i].get(key), now)
+		all = append(all, o)
+	}
+	return all
+}
+
+// see remembers the flow of a packet that passed.
+func (s *stage) see(f maps.Flow, now uint64) {
+	if until := s.seen.get(bucketKey{flow: f}); f.Proto != unix.IPPROTO_TCP && *until < now+model.SeenNS/2 {
+		*until = now + model.SeenNS
 	}
 }
 

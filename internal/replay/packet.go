@@ -35,6 +35,7 @@ type packet struct {
 	nd   bool // genuine neighbour discovery: never limited
 	ect  bool // ECN-capable
 	dscp uint8
+	syn  bool // it opens a TCP connection
 	flow maps.Flow
 }
 
@@ -140,6 +141,7 @@ func (p *packet) readPorts(b []byte, at int) {
 	switch p.flow.Proto {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE:
 		if at+4 <= len(b) {
+			p.syn = p.flow.Proto == unix.IPPROTO_TCP && at+13 < len(b) && b[at+13]&0x12 == 2
 			p.flow.SrcPort, p.flow.DstPort = binary.BigEndian.Uint16(b[at:]), binary.BigEndian.Uint16(b[at+2:])
 		}
 	}

@@ -123,6 +123,9 @@ func (g grower) tree() (l Limits) {
 	shares := []policy.Share{{}, {Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 127}, {Kind: policy.ShareFlow}, {Kind: policy.ShareMember}}
 	for i := range 1 + g.IntN(5) {
 		p := put(pool(fmt.Sprint("p", i), policy.Rule{Share: shares[min(g.IntN(7), 4)]}))
+		if g.IntN(4) == 0 {
+			p.Also = g.also()
+		}
 		if p.Order == policy.FIFO && g.IntN(3) == 0 {
 			p.Cluster.Name = policy.ClusterName(p.Label.Name)
 		}
@@ -141,9 +144,28 @@ func (g grower) tree() (l Limits) {
 		if r = put(r); r.Within != "" && r.Excess == policy.Drop && r.Each.Kind == policy.EachAll && r.Share.Kind == policy.ShareNone && g.IntN(2) == 0 {
 			r = policy.Rule{Prefix: r.Prefix, Rate: policy.Unlimited, Within: r.Within, Guarantee: r.Guarantee, Weight: r.Weight}
 		}
+		if !r.Algorithm.HasColours() && r.Rate != policy.Unlimited && g.IntN(3) == 0 {
+			if r.Also = g.also(); r.Each.Kind == policy.EachFlow {
+				r.Also.Flows, r.Also.FlowBurst = 0, 0
+			}
+		}
 		l.Rules = append(l.Rules, r)
 	}
 	return l
+}
+
+// also returns other limits that some packets exceed.
+func (g grower) also() (a policy.Also) {
+	if g.IntN(2) == 0 {
+		a.Packets, a.PacketBurst = policy.PerSecond(1+g.rate/50_000), policy.Count(1+g.IntN(9))
+	}
+	if g.IntN(2) == 0 {
+		a.Flows, a.FlowBurst = policy.PerSecond(1+g.rate/200_000), policy.Count(1+g.IntN(9))
+	}
+	if a == (policy.Also{}) || g.IntN(2) == 0 {
+		a.Quota, a.Then = policy.Quota{Bytes: 1 + g.Uint64N(1<<20), Period: []policy.Period{"1h", "day"}[g.IntN(2)]}, policy.Then(max(g.rate/8, 8000))
+	}
+	return a
 }
 
 // Engines whose rules and pools change while packets come.
@@ -161,7 +183,7 @@ type changing struct {
 
 func newChanging(t *testing.T, g grower, now uint64) *changing {
 	l := g.tree()
-	roomy := Limits{Rules: slices.Clone(l.Rules), Pools: slices.Repeat(l.Pools, 2)} // for labels and leases of two versions
+	roomy := Limits{Rules: slices.Clone(l.Rules), Pools: slices.Repeat(l.Pools, 6)} // for labels and leases of two versions
 	roomy.Rules[0].Each.Kind = policy.EachFlow                                      // a change may begin to tell flows apart
 	c := &changing{
 		both: newBoth(t, roomy), grower: g, t: t, now: now, turn: now, from: maps.Never, until: maps.Never,

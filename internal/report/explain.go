@@ -361,8 +361,15 @@ func (p *Stop) refused() string {
 	case "mark":
 		text = "is marked by ECN now by " + by + " if it allows that, else dropped"
 	}
-	if p.RefusedReason == Share {
+	switch p.RefusedReason {
+	case Share:
 		text += ", as it is beyond the fair share of " + sharer
+	case TooManyPackets:
+		text += ", as there are too many packets"
+	case TooManyFlows:
+		text += ", if it begins a flow, as too many begin"
+	case UsedUp:
+		text += ", as the quota is used up"
 	}
 	text += "; it conforms in " + About(p.WaitNS) + ", if no others come"
 	if p.Pool(p.LimitedBy) > p.Pool(p.RefusedBy) {

@@ -14,7 +14,8 @@ import (
 type Passage struct {
 	// RefusedBy is the level that the packet exceeds; null where it conforms, and where that is not known.
 	RefusedBy *string `json:"refused_by"`
-	// RefusedReason is capacity, or share where the packet is beyond a fair share; "" without RefusedBy.
+	// RefusedReason is capacity; share where the packet is beyond a fair share; packets, flows or quota where another limit refuses
+	// it; "" without RefusedBy.
 	RefusedReason string `json:"refused_reason"`
 	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
 	BorrowedBy []string `json:"borrowed_by"`
@@ -34,8 +35,11 @@ type Passage struct {
 
 // Values of RefusedReason.
 const (
-	Capacity = "capacity"
-	Share    = "share"
+	Capacity       = "capacity"
+	Share          = "share"
+	TooManyPackets = "packets"
+	TooManyFlows   = "flows"
+	UsedUp         = "quota"
 )
 
 // Sharing is the fair shares of a rule or pool.

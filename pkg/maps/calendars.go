@@ -3,6 +3,8 @@ package maps
 import (
 	"bytes"
 	"fmt"
+	"math"
+	"sort"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -70,12 +72,9 @@ func (s *Store) RenewCalendars() (err error) {
 // fill writes when the periods of a calendar begin, from the one before now on.
 func (cs *clocks) fill(c *bpf.AbiCalendar) error {
 	period, zone, _ := strings.Cut(nameOf(c), " ")
-	in := time.Local
-	if zone != "" {
-		var err error
-		if in, err = time.LoadLocation(zone); err != nil {
-			return fmt.Errorf("time zone %q is unknown here: %w; use one of /usr/share/zoneinfo, such as Europe/Berlin", zone, err)
-		}
+	in, err := policy.Zone(zone).Location()
+	if err != nil {
+		return err
 	}
 	ahead := uint64(0) // of TAI before UTC
 	wall := cs.wall(cs.now())
@@ -105,16 +104,22 @@ func (cs *clocks) began(calendar uint32, now uint64) uint32 {
 	const mask = 1<<model.TickBits - 1
 	edge := now &^ mask
 	wall := cs.wall(edge)
-	at := -1
-	for i, begins := range cs.calendars[calendar-1].Begins {
-		if begins <= wall {
-			at = i
-		}
-	}
+	c := &cs.calendars[calendar-1]
+	at := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall }) - 1
 	if at < 0 {
 		return model.Tick(now) - 1<<30
 	}
-	return model.Tick(edge - (wall - cs.calendars[calendar-1].Begins[at]) + mask)
+	return model.Tick(edge - (wall - c.Begins[at]) + mask)
+}
+
+// ends is how long (ns) the present period of a calendar lasts from now on.
+func (cs *clocks) ends(calendar uint32, now uint64) uint64 {
+	c, wall := &cs.calendars[calendar-1], cs.wall(now)
+	next := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall })
+	if next == len(c.Begins) {
+		return math.MaxInt64
+	}
+	return c.Begins[next] - wall
 }
 
 // quotaMeter is the meter of a quota: a bucket that was last charged before the period began is empty.

@@ -145,6 +145,14 @@ func (ls *limits) Second(e Entry) (its Entry, has bool) {
 	return its, has
 }
 
+// Others are the other limits of a rule or pool, of which Rule.Chained tells. Each has its own buckets and counters.
+func (ls *limits) Others(e Entry) (all []Entry) {
+	for its, has := ls.companion(2, e); has; its, has = ls.companion(2, its) {
+		all = append(all, its)
+	}
+	return all
+}
+
 func (ls *limits) companion(kind int, e Entry) (its Entry, has bool) {
 	if its.ID, has = params.Companions[kind].Of(ls.current(e.ID)); has {
 		its.Rule, _ = params.Companions[kind].Limit(e.Rule)

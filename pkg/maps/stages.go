@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/params"
@@ -58,6 +60,9 @@ func (bs *buckets) stage(e Entry, v params.Version, match policy.Match, flow Flo
 			}
 		}
 	}
+	for _, other := range bs.Others(e) {
+		s.Others = append(s.Others, bs.otherOf(other, match, flow, now))
+	}
 	if s.Share = bs.shareOf(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
 		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
 		key.Sharer = 1
@@ -67,6 +72,26 @@ func (bs *buckets) stage(e Entry, v params.Version, match policy.Match, flow Flo
 		}
 	}
 	return s
+}
+
+// otherOf is another limit of a rule or pool, with the level that a packet of flow would meet.
+func (bs *buckets) otherOf(e Entry, match policy.Match, flow Flow, now uint64) model.Other {
+	o := model.Other{Limit: model.NewLimit(e.Rule), Unit: e.Unit}
+	v := bs.current(e.ID)
+	o.Meter = bs.meterAt(v, now)
+	if o.Level = bs.SharedLevel(e, now); e.Each.Kind != policy.EachAll {
+		if key := makeKey(e.ID, e.Each, match, flow); bs.canHaveSlot(key, now) {
+			o.Level = bs.levelOf(key, now)
+		}
+	}
+	if e.Unit == policy.Flows {
+		key := makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
+		o.New = flow.Proto == unix.IPPROTO_TCP || bs.levelOf(key, now) == 0
+	}
+	if v.Calendar > 0 {
+		o.Ends = bs.ends(v.Calendar, now)
+	}
+	return o
 }
 
 // sharersOf is the bucket scope in which each key is that of a sharer, for packets with a far address.

@@ -44,7 +44,7 @@ const (
 // Chained returns the first of the other limits of r, of which the next one is that of the result; false for none. The limit after
 // a quota is in force while that is used up.
 func (r Rule) Chained() (next Rule, ok bool) {
-	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Framing: r.Framing, Also: r.Also, Algorithm: r.Algorithm, Excess: r.Excess, Order: r.Order}
+	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Also: r.Also}
 	switch a := &next.Also; {
 	case a.Flows != 0:
 		next.Unit, next.Rate, next.Capacity = Flows, a.Flows.rate(), uint64(a.FlowBurst)
@@ -55,13 +55,8 @@ func (r Rule) Chained() (next Rule, ok bool) {
 	case a.Quota.Bytes != 0 && r.Unit != InQuota:
 		next.Unit, next.Capacity = InQuota, a.Quota.Bytes+a.Grace
 		next.Algorithm, next.Excess = Leaky, Delay // a change keeps what is used, not what is left
-		return next, true
 	case a.Quota.Bytes != 0 && a.Then != ThenDrop:
-		next.Rate, next.Also, next.Order = Rate(a.Then), Also{}, FIFO
-		next.Capacity = (&Limit{Algorithm: r.Algorithm, Excess: r.Excess}).DefaultCapacity(next.Rate)
-		if next.Excess == Delay && next.Algorithm != Leaky {
-			next.Queue = DefaultQueue(next.Rate)
-		}
+		next.Rate, next.Capacity, next.Also = Rate(a.Then), DefaultCapacity(Rate(a.Then)), Also{}
 	default:
 		return Rule{}, false
 	}
@@ -259,6 +254,23 @@ func graceText(bytes uint64) string {
 
 // Zone is the name of a time zone, such as Europe/Berlin; "" for that of the host.
 type Zone string
+
+// Location is the time zone.
+func (z Zone) Location() (*time.Location, error) {
+	if z == "" {
+		return time.Local, nil
+	}
+	in, err := time.LoadLocation(string(z))
+	if err != nil {
+		err = fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
+	}
+	return in, err
+}
+
+func checkZone(r *Rule) error {
+	_, err := r.Also.Zone.Location()
+	return err
+}
 
 // Then is what comes after a quota: a rate, or ThenDrop; 0 if it is not set.
 type Then Rate

@@ -13,7 +13,7 @@ const (
 )
 
 // mostOptions is at least the number of Options.
-const mostOptions = 48
+const mostOptions = 56
 
 // A Draft is a limit as somebody writes it, and which of its options are given.
 type Draft struct {

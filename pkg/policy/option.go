@@ -339,7 +339,7 @@ var Options = []*Option{
 		Help:       "new connections and flows in a second: 50",
 		Doc:        "packets in a second that begin a flow: the SYN of TCP; of others the first one, and the first after 30 s without",
 		DocDefault: "any number",
-		needs:      []need{needsNoColourRule},
+		needs:      []need{needsNoColourRule, {option: "each", met: func(r *Rule) bool { return r.Each.Kind != EachFlow }, why: "with each flow, which begins once; leave it out"}},
 	}),
 	numberOption(func(l *Limit) *Count { return &l.Also.FlowBurst }, func(r *Rule) *Count { return &r.Also.FlowBurst }, Count.String, 1, math.MaxUint32, Option{
 		Name: "new-flows-burst", LimitedOnly: true, Help: "new flows that may come at once",
@@ -375,7 +375,7 @@ var Options = []*Option{
 	textOption(func(l *Limit) *Zone { return &l.Also.Zone }, func(r *Rule) *Zone { return &r.Also.Zone }, MaxName, "zone", Option{
 		Name: "quota-zone", LimitedOnly: true, Help: "time zone, such as Europe/Berlin",
 		DocDefault: "that of the host",
-		needs:      []need{needsQuota},
+		needs:      []need{needsQuota}, check: checkZone,
 	}),
 	shadowOption,
 	textOption(func(l *Limit) *string { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, MaxName, "text", Option{
