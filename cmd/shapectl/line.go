@@ -211,8 +211,8 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 	default:
 		l.Share = policy.ShareFlow
 	}
-	if l.NAT = l.Share == policy.ShareHost && behind.NAT.IsValid(); l.NAT {
-		l.Why = fmt.Sprintf("The hosts of %v on %s have one address on the line (NAT)", behind.NAT, plain.Line(behind.Via))
+	if l.NAT = l.Share == policy.ShareHost && len(behind.NAT) > 0; l.NAT {
+		l.Why = fmt.Sprintf("The hosts of %v on %s have one address on the line (NAT)", behind.NAT[0].Network, plain.Line(behind.NAT[0].Device))
 	}
 	// Hosts are told apart by the address of the near side. Otherwise the rules match what others of the device match.
 	l.Up.Match, l.Down.Match = have.Match(policy.Egress), have.Match(policy.Ingress)

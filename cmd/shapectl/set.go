@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -169,8 +170,22 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 		if t.Rules == nil {
 			return missingf("%s; nothing was changed", which.none())
 		}
-		return e.put(n, limit, t)
+		if err := e.put(n, limit, t); err != nil {
+			return err
+		}
+		return e.unmet(dev, t)
 	})
+}
+
+// unmet says which rules no packet on a device will match.
+func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
+	behind, err := dev.Behind()
+	for _, r := range t.Rules {
+		if inside := behind.Hides(r.Prefix); inside != "" {
+			e.say("%s %s: no packet here has an address of %s, which is behind NAT; set this rule on %s", plain.Line(dev.Name), t.Direction, policy.CIDR(r.Prefix), plain.Line(inside))
+		}
+	}
+	return err
 }
 
 // put sets the rules of tables beside the others of their devices, and describes them.

@@ -376,6 +376,10 @@ func TestJudge(t *testing.T) {
 		}, []string{"note eth0 egress spilled"}, []string{"there is room again"}},
 		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
 			[]string{"note eth0 egress traffic"}, []string{"egress leaves the device", "the destination"}},
+		{"a host behind NAT", func(f *Facts) {
+			f.rule().Counters.PassedPackets = 0
+			f.Devices[0].Behind.NAT = []netinfo.Inside{{Network: netip.MustParsePrefix("10.0.0.0/8"), Device: "lan0"}}
+		}, []string{"warning eth0 egress nat"}, []string{"no packet has these addresses here, and none has matched yet: 10.0.0.0/24; delete these rules, and set them on lan0"}},
 		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},
 
 		{"bridge and port", func(f *Facts) {

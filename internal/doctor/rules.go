@@ -180,7 +180,7 @@ func (f *Facts) checkFamilies(s *Hook, d *Device) {
 const fullTable = 75
 
 // checkCounters finds packets that were not metered as their rule says, or did not come at all.
-func (f *Facts) checkCounters(s *Hook, _ *Device) {
+func (f *Facts) checkCounters(s *Hook, d *Device) {
 	l := s.Limits
 	if l == nil {
 		return
@@ -207,12 +207,20 @@ func (f *Facts) checkCounters(s *Hook, _ *Device) {
 		}
 		f.say(s, status, "spilled", found, advice)
 	}
-	seen, idle := l.OtherBytes, []Rule{}
+	seen, idle, hidden, inside := l.OtherBytes, []Rule{}, []Rule{}, ""
 	for _, r := range l.Rules {
 		seen += r.Counters.PassedBytes
-		if r.Counters.PassedPackets+r.Counters.DroppedPackets == 0 {
+		switch {
+		case r.Counters.PassedPackets+r.Counters.DroppedPackets > 0:
+		case d != nil && d.Behind.Hides(r.Prefix) != "":
+			hidden, inside = append(hidden, r), d.Behind.Hides(r.Prefix)
+		default:
 			idle = append(idle, r)
 		}
+	}
+	if len(hidden) > 0 {
+		f.say(s, report.Warning, "nat", "behind NAT: no packet has these addresses here, and none has matched yet: "+prefixes(hidden),
+			"delete these rules, and set them on "+plain.Line(inside))
 	}
 	const few, percent = 1e6, 1 // as of LLDP and spanning trees, on many links
 	if l.OtherBytes >= few && l.OtherBytes*100 >= seen*percent {
