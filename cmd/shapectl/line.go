@@ -201,7 +201,7 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 	if err != nil {
 		return l, err
 	}
-	if behind.Line != "" {
+	if l.Inside = behind.Line != ""; l.Inside && o.dryRun { // else doctor says it
 		e.say("%s: the default route leaves by %s; if that is the line, give its name instead", plain.Line(dev.Name), plain.Line(behind.Line))
 	}
 	switch {
@@ -247,6 +247,9 @@ func directionsOf(l line.Line) []report.LineDirection {
 	}{{l.Up, policy.Egress, "uploads"}, {l.Down, policy.Ingress, "downloads"}} {
 		if of.Rate == 0 {
 			continue
+		}
+		if l.Inside {
+			of.what = "packets"
 		}
 		slow := ""
 		if l.Adapt {

@@ -36,6 +36,7 @@ type Line struct {
 	Link       string // as policy.ParseFraming parses it; "" for nothing
 	Share      policy.ShareKind
 	NAT        bool   // hosts have one address on the line
+	Inside     bool   // the default route leaves by another device, so it is not known what uploads are
 	Why        string // why the line is shared like this, for a comment; may be ""
 	Adapt      bool
 	Reflectors []string // with Adapt: whose round-trip times count; none for the default ones

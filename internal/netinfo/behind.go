@@ -116,6 +116,9 @@ var internet = []netip.Addr{netip.MustParseAddr("1.1.1.1"), netip.MustParseAddr(
 // of, or a device on top of it.
 func (d Device) OtherLine() (other string, err error) {
 	for _, to := range internet {
+		if own, err := route(to, &netlink.RouteGetOptions{OifIndex: d.Index}); err == nil && own.Next != to {
+			return "", nil // one of several lines
+		}
 		r, err := RouteTo(to)
 		switch {
 		case errors.Is(err, ErrNoRoute):

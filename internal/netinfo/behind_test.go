@@ -85,6 +85,8 @@ func TestBehindOfDevices(t *testing.T) {
 	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "wan").Attrs().Index, Gw: net.IPv4(203, 0, 113, 1)}))
 	is("wan", nat)
 	is("lan", Behind{Hosts: true, Line: "wan"})
+	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "lan").Attrs().Index, Gw: net.IPv4(192, 168, 1, 2), Priority: 9}))
+	is("lan", Behind{Hosts: true})
 }
 
 // natChain makes a chain of nftables in which sources may be changed, or else destinations.
