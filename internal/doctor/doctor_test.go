@@ -340,6 +340,8 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].IPv6 = true
 			f.rule().Label.Host = tablet
 		}, nil, nil},
+		{"IPv6 of hosts", func(f *Facts) { f.line("10.0.0.7/32", "10.0.0.8/32"); f.Devices[0].IPv6 = true },
+			[]string{"warning eth0 egress families"}, []string{"set rules for the IPv6 addresses of these hosts, or name the hosts by their MAC addresses"}},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
 			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")

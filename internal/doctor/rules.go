@@ -172,8 +172,11 @@ func (f *Facts) checkFamilies(s *Hook, d *Device) {
 	if exempt && !whole { // all but some networks
 		status = report.Note
 	}
-	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other),
-		plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE")+"; each rule has its own bucket: split the rate between them, or put both in a pool (--within)")
+	advice := plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE") + "; each rule has its own bucket: split the rate between them, or put both in a pool (--within)"
+	if !slices.ContainsFunc(limited, func(r Rule) bool { return !policy.IsHost(r.Prefix) }) {
+		advice = "set rules for the " + other + " addresses of these hosts, or name the hosts by their MAC addresses in a policy, which limits each with all its addresses"
+	}
+	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other), advice)
 }
 
 // fullTable is the use of the bucket table, in percent, from which on some keys find no slot.
