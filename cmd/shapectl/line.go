@@ -99,7 +99,7 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 	f := cmd.Flags()
 	once(f, lineRate(&o.down), "down", "the line's rate of downloads, from a speed test")
 	once(f, lineRate(&o.up), "up", "the line's rate of uploads")
-	once(f, flagValue{"bytes", "", o.link.Set}, "link", "`bytes` that the line adds; or docsis, ethernet, pppoe-ptm")
+	once(f, flagValue{"bytes", "", o.link.Set}, "link", "`bytes` that the line adds; or "+strings.Join(policy.FramingNames, ", "))
 	once(f, choice(&o.fair, "host", "flow"), "fair", "who has an equal part of a full line")
 	f.BoolVar(&o.adapt, "adapt", false, "lower the rates while the line is slow")
 	once(f, lineRate(&o.min), "min", "with --adapt: the lowest rate; a fifth of the rate by default")
@@ -107,7 +107,7 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 	f.BoolVar(&o.noQueue, "no-queue", false, "mark or drop excess packets, without the fq qdisc")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the policy, and change nothing")
 	e.addConfirm(f)
-	e.completes(cmd, "link", cobra.FixedCompletions([]string{"docsis", "ethernet", "pppoe-ptm", "bridged-ptm"}, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "link", cobra.FixedCompletions(policy.FramingNames, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
