@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -181,6 +182,9 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
 	behind, err := dev.Behind()
 	for _, r := range t.Rules {
+		if network := policy.CIDR(r.Prefix); t.Direction == policy.Ingress && !dev.IsCgroup() && strings.HasPrefix(network, "mark:") {
+			e.say("%s ingress: nftables marks packets after this rule sees them; set the rule for %s where they leave", plain.Line(dev.Name), network)
+		}
 		if inside := behind.Hides(r.Prefix); inside != "" {
 			e.say("%s %s: no packet here has an address of %s, which is behind NAT; set this rule on %s", plain.Line(dev.Name), t.Direction, policy.CIDR(r.Prefix), plain.Line(inside))
 		}
