@@ -180,7 +180,7 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 
 // unmet says which rules no packet on a device will match.
 func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
-	behind, err := dev.Behind()
+	behind, err := dev.BehindLine()
 	for _, r := range t.Rules {
 		if network := policy.CIDR(r.Prefix); t.Direction == policy.Ingress && !dev.IsCgroup() && strings.HasPrefix(network, "mark:") {
 			e.say("%s ingress: nftables marks packets after this rule sees them; set the rule for %s where they leave", plain.Line(dev.Name), network)

@@ -245,10 +245,7 @@ func (f *Facts) details() {
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
-		if d.Behind.Line, err = d.OtherLine(); err == nil && d.Behind.Line == "" {
-			d.Behind, err = d.Device.Behind()
-		}
-		if err != nil {
+		if d.Behind, err = d.BehindLine(); err != nil {
 			f.unread(d.Name, "", err)
 		}
 	}

@@ -53,7 +53,7 @@ func (q *Question) throughNAT() error {
 
 // hides reports whether an address is behind NAT, and so on no packet of a device.
 func hides(d netinfo.Device, a netip.Addr) (bool, error) {
-	behind, err := d.Behind()
+	behind, err := d.BehindLine()
 	return behind.Hides(netip.PrefixFrom(a, a.BitLen())) != "", err
 }
 

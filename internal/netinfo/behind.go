@@ -46,9 +46,6 @@ type inside struct {
 // Behind finds out who is behind a device. Where nftables or iptables may change sources, it takes private networks for
 // hidden ones, as their rules cannot be foreseen for all packets.
 func (d Device) Behind() (Behind, error) {
-	if d.IsCgroup() {
-		return Behind{}, nil
-	}
 	devices, err := Devices()
 	if err != nil {
 		return Behind{}, err
@@ -70,7 +67,7 @@ func (d Device) Behind() (Behind, error) {
 	}
 	forwards4, forwards6 := d.Forwards()
 	b := behind(d, byIndex[d.Master].Kind == "bridge", forwards4, forwards6, networks)
-	if b.Line, err = d.OtherLine(); err != nil {
+	if b.Line, err = d.otherLine(); err != nil {
 		return b, err
 	}
 	if b.Line != "" {
@@ -82,6 +79,18 @@ func (d Device) Behind() (Behind, error) {
 		return !changes
 	})
 	return b, err
+}
+
+// BehindLine is Behind for a device of the default route. Of another, which it finds out sooner, it only tells the Line.
+func (d Device) BehindLine() (b Behind, err error) {
+	const loopback = 1 // in each network namespace
+	if all, err := (Device{Index: loopback}).otherLine(); err != nil || all == "" {
+		return b, err
+	}
+	if b.Line, err = d.otherLine(); err != nil || b.Line != "" || d.IsCgroup() {
+		return b, err
+	}
+	return d.Behind()
 }
 
 func behind(d Device, bridged, forwards4, forwards6 bool, networks []inside) (b Behind) {
@@ -112,9 +121,9 @@ var cgnat = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
 // internet are addresses that only a default route leads to. No packet is sent to them.
 var internet = []netip.Addr{netip.MustParseAddr("1.1.1.1"), netip.MustParseAddr("2606:4700:4700::1111")}
 
-// OtherLine returns the device by which packets leave for the Internet, if none leaves by d, the bridge that it is a port
+// otherLine returns the device by which packets leave for the Internet, if none leaves by d, the bridge that it is a port
 // of, or a device on top of it.
-func (d Device) OtherLine() (other string, err error) {
+func (d Device) otherLine() (other string, err error) {
 	for _, to := range internet {
 		if own, err := route(to, &netlink.RouteGetOptions{OifIndex: d.Index}); err == nil && own.Next != to {
 			return "", nil // one of several lines
