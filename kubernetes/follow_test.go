@@ -268,7 +268,7 @@ func TestNamespace(t *testing.T) {
 }
 
 var (
-	annotates = regexp.MustCompile(`(?m)^kubectl (?:-n (\w+) )?annotate (?:pod|namespace) (\S+) (\S+?)='?([^'\n]+)`)
+	annotates = regexp.MustCompile(`(?m)^kubectl (?:-n (\w+) )?annotate --overwrite (?:pod|namespace) (\S+) (\S+?)='?([^'\n]+)`)
 	logs      = regexp.MustCompile("(?s)```text\n(.*?)```")
 )
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -28,7 +28,7 @@ func main() {
 	if f.node == "" || flag.NArg() > 0 {
 		log.Fatal("usage: NODE_NAME=NODE shapectl-kubernetes [--cluster]; NODE is the name of this node in Kubernetes")
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	config, err := rest.InClusterConfig()
 	if err != nil {
 		log.Fatal("connect to Kubernetes: ", err)
 	}
@@ -36,6 +36,7 @@ func main() {
 	if err != nil {
 		log.Fatal("connect to Kubernetes: ", err)
 	}
+	log.Print("connecting to ", config.Host) // client-go is silent while nobody answers there
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := f.run(ctx, client); err != nil {

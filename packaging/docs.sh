@@ -9,7 +9,7 @@ mkdir -p "$1"
 to=$(cd "$1" && pwd)
 
 cd "$root"
-find README.md CHANGELOG.md SECURITY.md LICENSE LICENSES docs examples -type f \
+find README.md CHANGELOG.md SECURITY.md LICENSE LICENSES docs examples kubernetes/daemonset.yaml -type f \
 	! -path 'docs/man/*' ! -path 'docs/bench/*' -print0 |
 	while IFS= read -r -d '' file; do
 		install -D -m 644 "$file" "$to/$file"

@@ -51,6 +51,7 @@ boot() {
 	mkdir /run/own
 	mount --bind "$tmp" /run/own
 	mount -t tmpfs tmpfs /tmp
+	mount -t tmpfs tmpfs /dev/shm # with podman's locks
 	mkdir -p "$tmp"
 	mount --move /run/own "$tmp"
 	mkdir /run/changed /run/work
@@ -64,7 +65,8 @@ boot() {
 	# devices and directories of this machine.
 	mkdir -p /run/units
 	ln -s /dev/null /run/units/sysinit.target
-	mkdir -p /run/units/shapectl{,-serve}.service.d
+	mkdir -p /run/units/{shapectl,shapectl-serve,dbus}.service.d /run/units/dbus.socket.d
+	printf '[Unit]\nDefaultDependencies=no\n' | tee /run/units/dbus.{service,socket}.d/test.conf >/dev/null
 	cat >/run/units/test.target <<-'END'
 		[Unit]
 		DefaultDependencies=no
@@ -207,6 +209,19 @@ use() {
 		[[ $(shapectl show unit:backup.service -j) == *'"device is gone"'* ]] || die "of a unit that was stopped, show says $(shapectl show unit:backup.service -j)"
 	done
 
+	# It limits a container whenever that runs. Without limits of its own, podman needs no controllers here.
+	systemctl start dbus
+	mkdir /run/root
+	cp "$(type -P busybox)" /run/root/
+	printf '  container:web:\n    egress: {any: 1mbit}\n' >>/etc/shapectl/policy.yaml
+	systemctl reload shapectl-serve
+	for _ in 1 2; do
+		podman run --detach --name web --network host --privileged --pids-limit -1 --ulimit nofile=99 --ulimit nproc=99 --rootfs /run/root /busybox ping 10.0.0.9 >/dev/null
+		eventually 'a container that starts is limited' counted container:web
+		podman rm --force --time 0 web >/dev/null
+		[[ $(shapectl show container:web -j) == *'"device is gone"'* ]] || die "of a container that was removed, show says $(shapectl show container:web -j)"
+	done
+
 	# It renews leases.
 	redis-server --bind 127.0.0.1 --save '' --dir /run --daemonize yes >/dev/null
 	shapectl set up --new --rate 100mbit --cluster customer >/dev/null
@@ -253,7 +268,8 @@ check | boot | use)
 esac
 
 [[ $EUID -eq 0 ]] || die 'making namespaces needs root: run it with sudo'
-"$here/need.sh" "${0##*/}" systemd-analyze=systemd "$manager=systemd" unshare=util-linux ip=iproute2 redis-server=redis-server
+"$here/need.sh" "${0##*/}" systemd-analyze=systemd "$manager=systemd" unshare=util-linux ip=iproute2 redis-server=redis-server \
+	podman=podman busybox=busybox-static dbus-daemon=dbus
 tmp=$(mktemp -d)
 trap stop EXIT
 trap 'exit 129' HUP

@@ -2,9 +2,11 @@ package netinfo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -143,16 +145,41 @@ func findContainer(mount, name string) string {
 			return dir
 		}
 	}
-	for _, runtime := range []string{"podman", "docker", "nerdctl"} {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		out, err := exec.CommandContext(ctx, runtime, "container", "inspect", "--format", "{{.Id}}", "--", name).Output()
-		cancel()
-		if id := strings.TrimSpace(string(out)); err == nil && containerID.MatchString(id) {
+	for id := range idsOf(name) {
+		if dir := findWithID(mount, id); dir != "" { // a stopped container may have the same name
 			containers.Store(name, id)
-			return findWithID(mount, id)
+			return dir
 		}
 	}
 	return ""
+}
+
+// idsOf yields the ids of containers with a name. Podman's are read, as it does not run in the sandbox of the unit of 'serve'.
+func idsOf(name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		files, _ := filepath.Glob("/var/lib/containers/storage/*-containers/containers.json")
+		for _, file := range files {
+			var all []struct {
+				ID    string
+				Names []string
+			}
+			text, _ := os.ReadFile(file)
+			json.Unmarshal(text, &all)
+			for _, c := range all {
+				if slices.Contains(c.Names, name) && containerID.MatchString(c.ID) && !yield(c.ID) {
+					return
+				}
+			}
+		}
+		for _, runtime := range []string{"podman", "docker", "nerdctl"} {
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			out, _ := exec.CommandContext(ctx, runtime, "container", "inspect", "--format", "{{.Id}}", "--", name).Output()
+			cancel()
+			if id := strings.TrimSpace(string(out)); containerID.MatchString(id) && !yield(id) {
+				return
+			}
+		}
+	}
 }
 
 // findWithID finds the cgroup that a runtime named after a container: the least deep one, as users may make others in their own.
