@@ -225,7 +225,7 @@ func TestAPIHasAllCommands(t *testing.T) {
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			kind, _ := pflag.UnquoteUsage(f)
-			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "pattern", "meter", "dscp=colour,..."}
+			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "pattern", "meter", "dscp=colour,...", "size", "zone"}
 			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") {
 				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
 			}

@@ -21,11 +21,12 @@ type Limit struct {
 	Place *Place
 	Above *Limit // the pool that it is within; nil for none
 
-	members   []*Limit    // what is directly within the pool
-	owner     string      // who has all rules within the pool; "" where they differ
-	index     int         // in the items of a reading
-	guarantee uint32      // its id plus one; 0 for none
-	shadow    *maps.Entry // nil for none
+	members   []*Limit     // what is directly within the pool
+	owner     string       // who has all rules within the pool; "" where they differ
+	index     int          // in the items of a reading
+	guarantee uint32       // its id plus one; 0 for none
+	shadow    *maps.Entry  // nil for none
+	others    []maps.Entry // other limits
 	// Each second all rules are compared. What that takes of the Entry is here, as all entries are too large for the CPU's cache.
 	isPool, limited, single bool   // single: no host, subnet or flow has a bucket of its own
 	rate, capacity          uint64 // without a lease, see InForce
@@ -83,6 +84,8 @@ func Scope(r *policy.Rule) string {
 type Counts struct {
 	maps.Counters                             // of a pool, the dropped packets are those that it refused itself
 	GuaranteedPackets, GuaranteedBytes uint64 // of the passed ones, those that the guarantee covered
+	// The packets that other limits refused, of packets, new flows and a quota.
+	TooManyPackets, TooManyFlows, BeyondQuota uint64
 	// Of a pool: what became of the packets of all rules within it, whoever dropped them.
 	Members Loss
 }
@@ -108,6 +111,7 @@ type Item struct {
 	Level, Second uint64      // bytes in the shared bucket, else in the spill bucket; and in the second one of a rule with colours
 	Lease         *maps.Lease // the last one; nil for none
 	Shadow        *Shadow     // nil for none
+	Used          maps.Quota  // of a quota; of the spill bucket where each host, subnet or flow has one
 	RevertsInNS   *uint64     // nil unless it came with a change that is pending
 	// ActiveBuckets and ActiveSharers are how many have a bucket that is not empty, and a part of the shares; nil unless
 	// they were asked for.
@@ -154,6 +158,7 @@ func (l *Limit) companions(s *maps.Store) {
 	if its, has := s.Shadow(*l.Entry); has {
 		l.shadow = &its
 	}
+	l.others = s.Others(*l.Entry)
 }
 
 func (l *Limit) read(s *maps.Store, now uint64) Item {
@@ -162,6 +167,20 @@ func (l *Limit) read(s *maps.Store, now uint64) Item {
 	if l.guarantee != 0 {
 		c := s.Counters(l.guarantee - 1)
 		it.GuaranteedPackets, it.GuaranteedBytes = c.PassedPackets, c.PassedBytes
+	}
+	for _, other := range l.others {
+		counted := s.Counters(other.ID)
+		switch other.Unit {
+		case policy.Packets:
+			it.TooManyPackets = counted.DroppedPackets
+		case policy.Flows:
+			it.TooManyFlows = counted.DroppedPackets
+		case policy.InQuota:
+			it.Used = s.QuotaOf(other, now)
+		}
+		if other.Unit == policy.InQuota || other.Unit == policy.Bytes {
+			it.BeyondQuota += counted.DroppedPackets
+		}
 	}
 	if l.Algorithm.HasColours() {
 		it.Second = model.Bytes(model.NewColoured(l.Rule).E(shared))
@@ -239,4 +258,20 @@ func (it *Item) Offered() Loss {
 		return it.Members
 	}
 	return lossOf(&it.Counters)
+}
+
+// ifQuota is a number of something with a quota; nil without one.
+func (l *Limit) ifQuota(n uint64) *uint64 {
+	if l.Also.Quota.Bytes == 0 {
+		return nil
+	}
+	return &n
+}
+
+// quotaOfAll is the same where all packets have one quota.
+func (l *Limit) quotaOfAll(n uint64) *uint64 {
+	if l.Scope() != "" {
+		return nil
+	}
+	return l.ifQuota(n)
 }

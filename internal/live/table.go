@@ -129,6 +129,23 @@ var Figures = []Figure{
 	leased("lease_bits_per_second", "rate of the lease", (*Item).Leased, func(it *Item) uint64 { return uint64(it.Lease.Rate) }).as(OfPools),
 	leased("lease_ends_in_ns", "time until the lease ends unless it is renewed", (*Item).Leased, func(it *Item) uint64 { return it.Lease.Until - it.At }),
 	leased("safe_bits_per_second", "rate without a lease, after this one if there is one", hasLeases, func(it *Item) uint64 { return uint64(it.Lease.Safe) }).as(OfPools),
+	optional("pps", "most packets per second", func(it *Item) *uint64 { return history.NotZero(uint64(it.Also.Packets)) }),
+	optional("pps_burst_packets", "packets that may come at once", func(it *Item) *uint64 { return history.NotZero(uint64(it.Also.PacketBurst)) }),
+	optional("new_flows_per_second", "most new flows per second", func(it *Item) *uint64 { return history.NotZero(uint64(it.Also.Flows)) }),
+	optional("new_flows_burst", "new flows that may come at once", func(it *Item) *uint64 { return history.NotZero(uint64(it.Also.FlowBurst)) }),
+	optional("quota_bytes", "quota of a period", func(it *Item) *uint64 { return it.ifQuota(it.Also.Quota.Bytes) }).as(OfAll),
+	text("quota_period", "the period of the quota, as in policies", func(it *Item) string { return string(it.Also.Quota.Period) }),
+	text("quota_zone", "its time zone; empty for that of the host", func(it *Item) string { return string(it.Also.Zone) }),
+	optional("grace_bytes", "bytes beyond the quota that have the full rate", func(it *Item) *uint64 { return it.ifQuota(it.Also.Grace) }),
+	optional("then_bits_per_second", "rate once the quota is used up; 0 if packets are dropped then", func(it *Item) *uint64 {
+		if it.Also.Then == policy.ThenDrop {
+			return new(uint64)
+		}
+		return it.ifQuota(uint64(it.Also.Then))
+	}),
+	optional("quota_used_bytes", "bytes of the quota that are used, grace included; null where each host, subnet or flow has a quota", func(it *Item) *uint64 { return it.quotaOfAll(it.Used.UsedBytes) }).as(OfAll),
+	optional("quota_left_bytes", "what is left of it and of the grace", func(it *Item) *uint64 { return it.quotaOfAll(it.Used.LeftBytes) }).as(OfAll).head("LEFT"),
+	optional("quota_ends_in_ns", "time until the period ends; null if the quota comes back steadily", func(it *Item) *uint64 { return history.NotZero(it.Used.EndsNS) }),
 	{Key: "attached", Type: isBool, Doc: "whether it is in force", Of: func(it *Item) any { return it.Place.InForce }},
 	text("state", "`attached`, or why it is not in force", func(it *Item) string { return it.Place.Status }),
 	text("hook", "`tcx` or `clsact`", func(it *Item) string { return string(it.Place.Mode) }),
@@ -142,6 +159,9 @@ var Figures = []Figure{
 	number("dropped_bytes", "bytes of the dropped packets", func(it *Item) uint64 { return it.Offered().DroppedBytes }).total(OfRules),
 	number("refused_packets", "packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedPackets) }).total(OfPools),
 	number("refused_bytes", "bytes of the packets that the pool itself refused", func(it *Item) uint64 { return it.ifPool(it.Counters.DroppedBytes) }).total(OfPools),
+	number("pps_refused_packets", "of the dropped or excess packets, those that were too many by `pps`", func(it *Item) uint64 { return it.TooManyPackets }).total(OfAll).where(func(it *Item) bool { return it.Also.Packets != 0 }, "of those with a limit of packets"),
+	number("new_flows_refused_packets", "those that began too many flows", func(it *Item) uint64 { return it.TooManyFlows }).total(OfAll).where(func(it *Item) bool { return it.Also.Flows != 0 }, "of those with a limit of new flows"),
+	number("quota_refused_packets", "those that were beyond the quota, and the rate after it", func(it *Item) uint64 { return it.BeyondQuota }).total(OfAll).where(func(it *Item) bool { return it.Also.Quota.Bytes != 0 }, "of those with a quota"),
 	number("delayed_packets", "passed packets that had to wait in the queue", func(it *Item) uint64 { return it.DelayedPackets }).total(OfAll).where((*Item).delays, "where excess packets are delayed").head("DELAYED"),
 	number("delayed_bytes", "bytes of the delayed packets", func(it *Item) uint64 { return it.DelayedBytes }).total(OfAll).where((*Item).delays, "where excess packets are delayed"),
 	number("marked_packets", "packets marked CE", func(it *Item) uint64 { return it.MarkedPackets }).total(OfAll).where((*Item).marks, "where packets may be marked").head("MARKED"),

@@ -85,6 +85,7 @@ func TestOptionsAreTold(t *testing.T) {
 			{Rate: 8e7, Cluster: policy.Cluster{Name: "gold"}},
 			{Rate: 8e7, Adapt: policy.Adapt{Min: 1e6}},
 			{Rate: 8e6, Algorithm: policy.SRTCM},
+			{Rate: 9e6, Also: policy.Also{Packets: 9, PacketBurst: 5, Flows: 9, Quota: policy.Quota{Bytes: 9, Period: "day"}, Then: 1e6}},
 			{Rate: 8e6, Algorithm: policy.TRTCM, Colours: policy.ColourOptions{PIR: 16e6, Aware: true}},
 			{Rate: 8e6, Algorithm: policy.RFC4115, Colours: policy.ColourOptions{EIR: 1e6}},
 		} {
@@ -96,7 +97,7 @@ func TestOptionsAreTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			choices := strings.Split(o.Value(new(policy.Limit)).Type(), "|")
-			for _, text := range append(choices, "9mbit", "123456b", "3ms", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56") {
+			for _, text := range append(choices, "9mbit", "123456b", "3ms", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56", "5gb/month", "UTC") {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}

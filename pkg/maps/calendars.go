@@ -128,3 +128,21 @@ func (cs *clocks) quotaMeter(v params.Version, now uint64) model.Meter {
 	m.Edited, m.Fresh, m.Until = true, cs.began(v.Calendar, now), 0
 	return m
 }
+
+// A Quota is how much of a quota is used.
+type Quota struct {
+	UsedBytes, LeftBytes uint64 // LeftBytes with the grace
+	EndsNS               uint64 // until the period ends; 0 if the quota comes back steadily
+}
+
+// QuotaOf is what is used of a quota, one of Others, by all packets, or by those whose key has no slot.
+func (s *Store) QuotaOf(e Entry, now uint64) Quota { return s.quota(e, s.SharedLevel(e, now), now) }
+
+func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
+	q.UsedBytes = (level + 1<<model.QuotaBits - 1) >> model.QuotaBits
+	q.LeftBytes = e.Capacity - min(e.Capacity, q.UsedBytes)
+	if v := cs.current(e.ID); v.Calendar > 0 {
+		q.EndsNS = cs.ends(v.Calendar, now)
+	}
+	return q
+}

@@ -125,9 +125,15 @@ func writeSamples(w io.Writer) {
 	member := limit
 	member.Within, member.Weight, member.Guarantee, member.Members = "pool", 3, 1_000_000, 7
 	member.Share = policy.Share{Kind: policy.ShareSubnet, Bits: 64}
-	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}, member} {
+	also := limit
+	also.Also = policy.Also{Packets: 9, PacketBurst: 5, Flows: 4, FlowBurst: 3, Quota: policy.Quota{Bytes: 1 << 40, Period: "30d"}, Then: 8000}
+	samples := []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}, member, also}
+	for next, ok := also.Chained(); ok; next, ok = next.Chained() {
+		samples = append(samples, next)
+	}
+	for i, r := range samples {
 		v := params.Version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
-		v.Encode(r, 1, 2, params.IDs{3, 4})
+		v.Encode(r, 1, 2, params.IDs{3, 4, 5})
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)
@@ -147,5 +153,6 @@ func writeSamples(w io.Writer) {
 		},
 		Cluster: policy.Cluster{Name: "cluster", Weight: 2, Floor: 3, Share: 4, Safe: 5},
 		Adapt:   policy.Adapt{Min: 6, Above: 7, To: "192.0.2.1"},
+		Also:    policy.Also{Packets: 8, PacketBurst: 9, Flows: 1, FlowBurst: 2, Quota: policy.Quota{Bytes: 3, Period: "day"}, Grace: 4, Zone: "UTC", Then: 5},
 	}))
 }

@@ -86,7 +86,7 @@ func (d Draft) settled(r Rule) Limit {
 		l := &d.Limit
 		r.Rate, r.Algorithm, r.Each, r.Excess, r.Penalty, r.Within = l.Rate, l.Algorithm, l.Each, l.Excess, l.Penalty, l.Within
 		r.Guarantee, r.Label.Waits, r.Cluster, r.Adapt, r.Colours.Aware = l.Guarantee, l.Waits, l.Cluster, l.Adapt, bool(l.Colours.Aware)
-		r.Share = l.Share
+		r.Share, r.Also = l.Share, l.Also
 		_ = resolveRate(l, &r)
 		idle, decided := false, false // by the rule itself
 		for _, n := range o.needs {

@@ -53,6 +53,15 @@ var samples = map[string][]string{
 	"name": {"Müller & Söhne"},
 	"note": {"pays in May"},
 
+	"pps":             {"10k"},
+	"pps-burst":       {"500", "pps=10k"},
+	"new-flows":       {"50"},
+	"new-flows-burst": {"7", "new-flows=50"},
+	"quota":           {"100gb/month@15", "then=5mbit"},
+	"then":            {"drop", "quota=5gb/30d"},
+	"grace":           {"1tb", "quota=5gb/day", "then=1mbit"},
+	"quota-zone":      {"Europe/Berlin", "quota=5gb/week@sun", "then=1mbit"},
+
 	"shadow": {"rate=5mbit,capacity=64kb"}, "host": {"3c:22:fb:12:34:56"}, "waits": {"2mbit", "within=uplink"}, "owner": {"tap7 egress alice"}, "line": {"eth0"},
 }
 
