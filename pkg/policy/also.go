@@ -158,14 +158,9 @@ func (p Period) Begins(at time.Time, n int) time.Time {
 		}
 		day, month = first, month+time.Month(n)
 	}
-	begins := time.Date(year, month, day, 0, 0, 0, 0, at.Location())
-	if begins.Hour() != 0 { // the clock skips midnight: Date gives a time on either side of the gap
-		noon := time.Date(year, month, day, 12, 0, 0, 0, at.Location())
-		_, offset := noon.Zone()
-		_, before := begins.Zone()
-		if begins.Day() != noon.Day() {
-			begins = begins.Add(time.Duration(offset-before) * time.Second)
-		}
+	begins, noon := time.Date(year, month, day, 0, 0, 0, 0, at.Location()), time.Date(year, month, day, 12, 0, 0, 0, at.Location())
+	if begins.Day() != noon.Day() { // before the gap
+		_, begins = begins.ZoneBounds()
 	}
 	return begins
 }
