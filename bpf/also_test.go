@@ -3,6 +3,7 @@ package bpf_test
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -178,4 +179,49 @@ func periodOf(at time.Time, period string) string {
 		return at.AddDate(0, 0, -14).Format("2006-01")
 	}
 	return at.Format("2006-01-02")
+}
+
+// A flow begins with the SYN of TCP, and else with its first packet, also after 30 s without.
+func TestFlowsBegin(t *testing.T) {
+	tcp := func(port byte, flags byte) []byte {
+		return slices.Concat([]byte{0, port, 0, 80}, zeros(8), []byte{0x50, flags}, zeros(6))
+	}
+	r := newRig(t, maps.Size{Rules: 16, Buckets: 1 << 8, Labels: 16, Also: true}, egress())
+	rule := limited(t, "new-flows", "1", "new-flows-burst", "1000")
+	six := rule
+	six.Prefix = prefix("2001:db8::/32")
+	others := []maps.Entry{r.set.Store.Others(r.put(rule, 0))[0], r.set.Store.Others(r.put(six, 0))[0]}
+	now := uint64(1e9)
+	for i, c := range []struct {
+		frame  []byte
+		begins uint64
+	}{
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0x02))), 1}, // SYN
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0x02))), 1}, // again
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0xc2))), 1}, // with ECN
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0x12))), 0}, // SYN, ACK
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(2, 0x10))), 0},
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(3, 0x02)[:13])), 0},
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 1},
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 0},
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(2, 2))), 1},
+		{ether(typeIPv6, ip6{proto: protoTCP}.with(tcp(1, 0x02))), 1},
+		{ether(typeIPv6, ip6{proto: protoUDP}.with(udpHeader(1, 2))), 1},
+		{ether(typeIPv6, ip6{proto: protoUDP}.with(udpHeader(1, 2))), 0},
+		{nil, 0}, // 29 s
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 0},
+		{nil, 0},
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 0},
+		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(2, 2))), 1},
+	} {
+		if c.frame == nil {
+			now += 29e9
+			continue
+		}
+		before := r.set.Store.SharedLevel(others[0], now) + r.set.Store.SharedLevel(others[1], now)
+		send(t, r.program(), c.frame, meta{now: now})
+		if got := r.set.Store.SharedLevel(others[0], now) + r.set.Store.SharedLevel(others[1], now) - before; got != c.begins<<model.UnitBits {
+			t.Errorf("packet %d counts %d units of a flow, want %d flows", i, got, c.begins)
+		}
+	}
 }
