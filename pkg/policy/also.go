@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -179,15 +181,15 @@ func (q *Quota) Set(s string) error {
 	if p := Period(period); !found || !calendarPeriod.MatchString(period) && p.Rolling() == 0 {
 		return fmt.Errorf("quota %.64q has no period that is known; write one such as 100gb/month, 100gb/month@15, 20gb/week, 5gb/day or 100gb/30d", s)
 	}
-	bytes, err := parseVolume("quota", size)
+	bytes, err := ParseVolume("quota", size)
 	if err == nil {
 		*q = Quota{bytes, Period(period)}
 	}
 	return err
 }
 
-// parseVolume parses a number of bytes of up to MaxQuota.
-func parseVolume(what, s string) (uint64, error) {
+// ParseVolume parses a number of bytes of up to MaxQuota.
+func ParseVolume(what, s string) (uint64, error) {
 	number, unit, err := splitNumber(what, s, "100gb")
 	if err != nil {
 		return 0, err
@@ -237,7 +239,7 @@ type volume struct {
 
 func (v volume) Set(s string) (err error) {
 	if *v.at = 0; s != zeroText {
-		*v.at, err = parseVolume(v.what, s)
+		*v.at, err = ParseVolume(v.what, s)
 	}
 	return err
 }
@@ -255,16 +257,35 @@ func graceText(bytes uint64) string {
 // Zone is the name of a time zone, such as Europe/Berlin; "" for that of the host.
 type Zone string
 
+// zones are those that were read within a second: it takes a while, and that of the host may change.
+var zones struct {
+	sync.Mutex
+	known map[Zone]*time.Location
+	until time.Time
+}
+
 // Location is the time zone.
-func (z Zone) Location() (*time.Location, error) {
-	if z == "" {
-		return time.Local, nil
+func (z Zone) Location() (in *time.Location, err error) {
+	zones.Lock()
+	defer zones.Unlock()
+	if now := time.Now(); zones.known == nil || now.After(zones.until) {
+		zones.known, zones.until = map[Zone]*time.Location{}, now.Add(time.Second)
 	}
-	in, err := time.LoadLocation(string(z))
+	if zones.known[z] != nil {
+		return zones.known[z], nil
+	}
+	if in = time.Local; z != "" {
+		in, err = time.LoadLocation(string(z))
+	} else if _, set := os.LookupEnv("TZ"); !set { // time.Local never changes
+		if data, failed := os.ReadFile("/etc/localtime"); failed == nil {
+			in, err = time.LoadLocationFromTZData("Local", data)
+		}
+	}
 	if err != nil {
-		err = fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
+		return nil, fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
 	}
-	return in, err
+	zones.known[z] = in
+	return in, nil
 }
 
 func checkZone(r *Rule) error {
