@@ -1,0 +1,148 @@
+package loader
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	libmaps "maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/bpffs"
+	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/netns"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+// StateDir is the state directory of the units.
+const StateDir = "/var/lib/shapectl"
+
+// mostUsed is how many rules, pools and keys the file of used quotas has at most: as many as have a bucket, and some that are gone.
+const mostUsed = mostBuckets + mostBuckets/4
+
+// usedFile has what is used of the quotas of this network namespace, a line for each rule and pool; "" for none. Rules in another
+// bpffs are others. A namespace without a name is another one after a reboot.
+func (p *pins) usedFile() string {
+	dir := p.options.State
+	if dir == "" {
+		if dir = StateDir; p.place.bpffs != bpffs.Default {
+			return ""
+		}
+	}
+	switch name, own := netns.Named(); {
+	case name != "":
+		return filepath.Join(dir, "quotas-"+name+".json")
+	case own || p.options.State != "":
+		return filepath.Join(dir, "quotas.json")
+	}
+	return ""
+}
+
+// parseUsed reads the text of such a file.
+func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error) {
+	used := map[string]maps.Used{}
+	lines := json.NewDecoder(bytes.NewReader(text))
+	for err == nil {
+		var u maps.Used
+		if err = lines.Decode(&u); err == nil {
+			used[u.Of] = u
+		}
+	}
+	if err == io.EOF || errors.Is(err, fs.ErrNotExist) {
+		return used, nil
+	}
+	return nil, fmt.Errorf("what was used of quotas cannot be read from %s, so new ones begin at 0: %w", path, err)
+}
+
+// earlier is what was used of the quota of a rule or pool when its namespace last had it.
+func (p *pins) earlier(place string) (u maps.Used, known bool) {
+	if p.used == nil {
+		if path := p.usedFile(); path != "" {
+			var err error
+			text, failed := input.File(path)
+			p.used, err = parseUsed(path, text, failed)
+			p.trouble = errors.Join(p.trouble, err)
+		}
+		if p.used == nil {
+			p.used = map[string]maps.Used{}
+		}
+	}
+	u, known = p.used[place]
+	return u, known
+}
+
+// keepUsed writes what is used of all quotas. The file keeps what was used of others that ended, as long as it counts.
+func (p *pins) keepUsed() error {
+	if p.store == nil || !p.store.Size().Also {
+		return nil
+	}
+	path := p.usedFile()
+	if path == "" {
+		return nil
+	}
+	var broken error
+	err := input.Update(path, func(have []byte, failed error) []byte {
+		var used map[string]maps.Used
+		if used, broken = parseUsed(path, have, failed); used == nil {
+			used = map[string]maps.Used{}
+		}
+		for _, u := range p.store.Used() {
+			was, had := used[u.Of]
+			switch same := was.Period == u.Period && was.Zone == u.Zone && was.Bytes == u.Bytes && libmaps.Equal(was.Keys, u.Keys); {
+			case u.Bytes == 0 && len(u.Keys) == 0:
+				delete(used, u.Of)
+			case !had || !same || !was.Lasts(u.Time) || u.Period.Rolling() > 0:
+				used[u.Of] = u // else the file stays as it is
+			}
+		}
+		return usedText(used, time.Now())
+	})
+	if err != nil {
+		err = fmt.Errorf("keep what is used of quotas: %w", err)
+	}
+	return errors.Join(broken, err)
+}
+
+// usedText is the text of a file, with the latest if there is too much.
+func usedText(used map[string]maps.Used, now time.Time) []byte {
+	libmaps.DeleteFunc(used, func(_ string, u maps.Used) bool { return !u.Lasts(now) })
+	var text bytes.Buffer
+	lines, count := json.NewEncoder(&text), 0
+	for _, u := range slices.SortedFunc(libmaps.Values(used), func(a, b maps.Used) int { return b.Time.Compare(a.Time) }) {
+		if count += 1 + len(u.Keys); count <= mostUsed {
+			lines.Encode(u)
+		}
+	}
+	return text.Bytes()
+}
+
+// endQuotas reports whether orders may end a quota.
+func (all orders) endQuotas() bool {
+	return slices.ContainsFunc(all, func(o *order) bool {
+		for _, s := range o.steps {
+			if has := s.Have; has != nil && has.Also.Quota.Bytes > 0 &&
+				(s.Want == nil || s.Want.Also.Quota.Period != has.Also.Quota.Period || s.Want.Also.Zone != has.Also.Zone) {
+				return true
+			}
+		}
+		return o.flush
+	})
+}
+
+// KeepUsed writes what is used of all quotas into a file, for a reboot.
+func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
+
+// RenewCalendars computes when the periods of quotas begin.
+func (n *Namespace) RenewCalendars() error {
+	if n.pins.store == nil {
+		return nil
+	}
+	return n.pins.store.RenewCalendars()
+}
+
+// Trouble is what did not work with quotas, although rules are as they should be.
+func (n *Namespace) Trouble() error { return n.pins.trouble }
