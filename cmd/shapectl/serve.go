@@ -373,6 +373,8 @@ func (e *env) serve(o serveOptions) error {
 		c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
 		d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
 	}
+	k := &quotaKeeper{env: e, options: options, Pulse: make(pulse.Pulse)}
+	d.add("quotas", k.run, k.Alive, func() string { return "" })
 	if o.cluster.URL != "" {
 		r, err := e.clusterLeases(&o.cluster, o.host, options)
 		if err != nil {
