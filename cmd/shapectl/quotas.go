@@ -23,11 +23,13 @@ type quotaKeeper struct {
 	told string // the last trouble
 }
 
+// Variables for tests.
+var keepEvery, renewEvery = time.Minute, time.Hour
+
 const (
-	keepEvery  = time.Minute
-	renewEvery = time.Hour
 	// aStep is by how much a clock differs from CLOCK_MONOTONIC after a second if it was set.
-	aStep = 100 * time.Millisecond
+	aStep     = 100 * time.Millisecond
+	keepAgain = 100 * time.Millisecond
 )
 
 func (k *quotaKeeper) run(ctx context.Context, ready func()) error {
@@ -36,33 +38,44 @@ func (k *quotaKeeper) run(ctx context.Context, ready func()) error {
 		defer k.kept.Close()
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
-		k.do((*loader.Namespace).RenewCalendars, (*loader.Namespace).KeepUsed)
-		ready()
-		renewed, kept, was := time.Now(), time.Now(), clockOffsets()
-		for k.Wait(ctx, ticker.C) {
+		var renewed, kept time.Time
+		var was [2]time.Duration
+		for more := true; more; more = k.Wait(ctx, ticker.C) {
 			now := clockOffsets()
-			if time.Since(renewed) >= renewEvery || (now[0]-was[0]).Abs() > aStep || (now[1]-was[1]).Abs() > aStep {
-				k.do((*loader.Namespace).RenewCalendars)
+			if (now[0]-was[0]).Abs() > aStep || (now[1]-was[1]).Abs() > aStep {
+				renewed = time.Time{}
+			}
+			if was = now; time.Since(renewed) >= renewEvery && k.did(k.renew()) {
 				renewed = time.Now()
 			}
-			if was = now; time.Since(kept) >= keepEvery {
-				k.do((*loader.Namespace).KeepUsed)
+			if time.Since(kept) >= keepEvery && k.did(k.kept.KeepUsed(k.options)) {
 				kept = time.Now()
 			}
+			ready()
 		}
-		k.do((*loader.Namespace).KeepUsed)
+		for range 10 { // a command may have the lock
+			if k.did(k.kept.KeepUsed(k.options)) {
+				break
+			}
+			time.Sleep(keepAgain)
+		}
 		return nil
 	})
 }
 
-// do does something to the namespace, and tells once if that fails. It is tried again.
-func (k *quotaKeeper) do(what ...func(*loader.Namespace) error) {
+func (k *quotaKeeper) renew() error {
 	n, err := k.kept.Read(k.options)
-	if err == nil {
-		defer n.Close()
-		for _, f := range what {
-			err = errors.Join(err, f(n))
-		}
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return n.RenewCalendars()
+}
+
+// did tells of an error once. It reports whether there is time until the next time: no command was in the way.
+func (k *quotaKeeper) did(err error) bool {
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false
 	}
 	text := ""
 	if err != nil && !errors.Is(err, fs.ErrPermission) { // the sandbox needs no rights
@@ -72,6 +85,7 @@ func (k *quotaKeeper) do(what ...func(*loader.Namespace) error) {
 		k.env.note(text)
 	}
 	k.told = text
+	return true
 }
 
 // clockOffsets are how far CLOCK_REALTIME and CLOCK_TAI are ahead of CLOCK_MONOTONIC.

@@ -1,16 +1,23 @@
 package main
 
 import (
+	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -109,4 +116,56 @@ func TestQuotasAreKept(t *testing.T) {
 			t.Errorf("%s: exit %d, %s", what, got.code, got.err)
 		}
 	}
+}
+
+// Commands that change something and serve renew the calendars of periods, and serve keeps what is used, again and again.
+func TestQuotasAreRenewed(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	r.ok(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --quota 1mb/day --then drop")...)
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "g*", "calendars"))
+	testenv.Must(t, err)
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	testenv.Must(t, err)
+	defer m.Close()
+	isRenewed := func() bool {
+		var all []byte
+		all, err := m.LookupBytes(uint32(0))
+		testenv.Must(t, err)
+		return binary.NativeEndian.Uint64(all) != 0
+	}
+	outdate := func() {
+		t.Helper()
+		all, err := m.LookupBytes(uint32(0))
+		testenv.Must(t, err)
+		testenv.Must(t, m.Put(uint32(0), slices.Concat(make([]byte, 8), all[8:])))
+	}
+	outdate()
+	r.ok("set", "va", "egress", "10.1.0.0/24", "--rate", "1mbit")
+	if !isRenewed() {
+		t.Error("a command does not renew the calendar")
+	}
+	keepEvery, renewEvery = time.Nanosecond, time.Nanosecond
+	defer func() { keepEvery, renewEvery = time.Minute, time.Hour }()
+	ctx, stop := context.WithCancel(t.Context())
+	e := &env{out: io.Discard, err: io.Discard, getenv: func(name string) string { return r.env[name] }}
+	o, err := e.options()
+	testenv.Must(t, err)
+	k := &quotaKeeper{env: e, options: o, Pulse: make(pulse.Pulse)}
+	round := 0
+	err = k.run(ctx, func() {
+		if round++; round > 1 && !isRenewed() {
+			t.Error("serve does not renew the calendar")
+		}
+		text, err := os.ReadFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"))
+		if n := strings.Count(string(text), fmt.Sprintf(`"used_bytes":%d`, 300*(round-1))); err != nil && round > 1 || n != min(round-1, 1) {
+			t.Errorf("in round %d: %s, %v", round, text, err)
+		}
+		outdate()
+		testenv.Must(t, testenv.NewSender(t, "va").Send(frameTo("10.0.0.7", 300)))
+		if round == 3 {
+			stop()
+		}
+	})
+	testenv.Must(t, err)
 }

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,17 +27,17 @@ const mostUsed = mostBuckets + mostBuckets/4
 
 // usedFile has what is used of the quotas of this network namespace, a line for each rule and pool; "" for none. Rules in another
 // bpffs are others. A namespace without a name is another one after a reboot.
-func (p *pins) usedFile() string {
-	dir := p.options.State
+func usedFile(o Options) string {
+	dir := o.State
 	if dir == "" {
-		if dir = StateDir; p.place.bpffs != bpffs.Default {
+		if dir = StateDir; cmp.Or(o.BPFFS, bpffs.Default) != bpffs.Default {
 			return ""
 		}
 	}
 	switch name, own := netns.Named(); {
 	case name != "":
 		return filepath.Join(dir, "quotas-"+name+".json")
-	case own || p.options.State != "":
+	case own || o.State != "":
 		return filepath.Join(dir, "quotas.json")
 	}
 	return ""
@@ -61,7 +62,7 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 // earlier is what was used of the quota of a rule or pool when its namespace last had it.
 func (p *pins) earlier(place string) (u maps.Used, known bool) {
 	if p.used == nil {
-		if path := p.usedFile(); path != "" {
+		if path := usedFile(p.options); path != "" {
 			var err error
 			text, failed := input.File(path)
 			p.used, err = parseUsed(path, text, failed)
@@ -75,22 +76,31 @@ func (p *pins) earlier(place string) (u maps.Used, known bool) {
 	return u, known
 }
 
-// keepUsed writes what is used of all quotas. The file keeps what was used of others that ended, as long as it counts.
+// keepUsed is Namespace.KeepUsed.
 func (p *pins) keepUsed() error {
 	if p.store == nil || !p.store.Size().Also {
 		return nil
 	}
-	path := p.usedFile()
+	return keepUsed(p.options, func() ([]maps.Used, error) { return p.store.Used(), nil })
+}
+
+// keepUsed writes what read returns. The file keeps what was used of quotas that have ended, as long as it counts.
+func keepUsed(o Options, read func() ([]maps.Used, error)) error {
+	path := usedFile(o)
 	if path == "" {
 		return nil
 	}
-	var broken error
+	var broken, unread error
 	err := input.Update(path, func(have []byte, failed error) []byte {
+		now, err := read()
+		if unread = err; err != nil {
+			return have
+		}
 		var used map[string]maps.Used
 		if used, broken = parseUsed(path, have, failed); used == nil {
 			used = map[string]maps.Used{}
 		}
-		for _, u := range p.store.Used() {
+		for _, u := range now {
 			was, had := used[u.Of]
 			switch same := was.Period == u.Period && was.Zone == u.Zone && was.Bytes == u.Bytes && libmaps.Equal(was.Keys, u.Keys); {
 			case u.Bytes == 0 && len(u.Keys) == 0:
@@ -104,7 +114,7 @@ func (p *pins) keepUsed() error {
 	if err != nil {
 		err = fmt.Errorf("keep what is used of quotas: %w", err)
 	}
-	return errors.Join(broken, err)
+	return errors.Join(broken, unread, err)
 }
 
 // usedText is the text of a file, with the latest if there is too much.
@@ -135,6 +145,28 @@ func (all orders) endQuotas() bool {
 
 // KeepUsed writes what is used of all quotas into a file, for a reboot.
 func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
+
+// KeepUsed is Namespace.KeepUsed for a process that does so again and again. It holds up no command while it writes. The error wraps
+// unix.EWOULDBLOCK if a command changes something now.
+func (k *Kept) KeepUsed(o Options) error {
+	o.Patience = time.Millisecond // commands lock the file after the namespace
+	has := false
+	read := func() (used []maps.Used, err error) {
+		n, err := k.Read(o)
+		if err != nil {
+			return nil, err
+		}
+		defer n.Close()
+		if has = n.pins.store != nil && n.pins.store.Size().Also; has {
+			used = n.pins.store.Used()
+		}
+		return used, nil
+	}
+	if _, err := read(); err != nil || !has {
+		return err
+	}
+	return keepUsed(o, read)
+}
 
 // RenewCalendars computes when the periods of quotas begin.
 func (n *Namespace) RenewCalendars() error {
