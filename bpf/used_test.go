@@ -2,7 +2,6 @@ package bpf_test
 
 import (
 	"fmt"
-	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -82,11 +81,11 @@ func TestTopUp(t *testing.T) {
 			e := r.put(limited(t, "each", each, "quota", "1000000b/30d", "then", "drop"), now)
 			store := r.set.Store
 			quota, _ := store.Quota(e)
-			host := netip.Addr{}
+			key := maps.Key{}
 			if each == "host" {
-				host = farHost(1)
+				key = maps.KeyOf(quota, farHost(1))
 			}
-			if used := store.TopUp(store.HolderOf(quota, host), back); used.UsedBytes != 0 {
+			if used := store.TopUp(quota, key, back); used.UsedBytes != 0 {
 				t.Errorf("%d bytes of an unused quota are used", used.UsedBytes)
 			}
 			p, frame := r.program(), udp(addr(near4), farHost(1), 958)
@@ -109,20 +108,20 @@ func TestTopUp(t *testing.T) {
 			}
 			for range times {
 				testenv.Eventually(t, "the quota to be used up", func() bool {
-					return store.TopUp(store.HolderOf(quota, host), 0).LeftBytes < uint64(len(frame))
+					return store.TopUp(quota, key, 0).LeftBytes < uint64(len(frame))
 				})
-				store.TopUp(store.HolderOf(quota, host), back)
+				store.TopUp(quota, key, back)
 			}
 			testenv.Eventually(t, "the quota to be used up", func() bool {
-				return store.TopUp(store.HolderOf(quota, host), 0).LeftBytes < uint64(len(frame))
+				return store.TopUp(quota, key, 0).LeftBytes < uint64(len(frame))
 			})
 			close(end)
 			senders.Wait()
 			if n, want := passed[0]+passed[1], uint64(size+times*back); n > want+(times+1)*uint64(len(frame)) || n+(times+1)*uint64(len(frame)) < want {
 				t.Errorf("%d bytes passed, want %d", n, want)
 			}
-			for _, h := range store.Holders(quota) {
-				if used := store.TopUp(h, 1<<60); used.UsedBytes != 0 {
+			for _, key := range store.Keys(quota) {
+				if used := store.TopUp(quota, key, 1<<60); used.UsedBytes != 0 {
 					t.Errorf("%d bytes are used after all were given back", used.UsedBytes)
 				}
 			}

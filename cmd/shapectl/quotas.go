@@ -26,39 +26,33 @@ type quotaKeeper struct {
 // Variables for tests.
 var keepEvery, renewEvery = time.Minute, time.Hour
 
-const (
-	// aStep is by how much a clock differs from CLOCK_MONOTONIC after a second if it was set.
-	aStep     = 100 * time.Millisecond
-	keepAgain = 100 * time.Millisecond
-)
+// aStep is by how much a clock differs from CLOCK_MONOTONIC after a second if it was set.
+const aStep = 100 * time.Millisecond
 
 func (k *quotaKeeper) run(ctx context.Context, ready func()) error {
-	k.options.Renews = true
+	k.options.Renews, k.options.Patience = true, aStep
 	return netns.Stay(ctx, k.env.netns, func(ctx context.Context) error {
 		defer k.kept.Close()
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
 		var renewed, kept time.Time
-		var was [2]time.Duration
+		was := clockOffsets()
 		for more := true; more; more = k.Wait(ctx, ticker.C) {
 			now := clockOffsets()
-			if (now[0]-was[0]).Abs() > aStep || (now[1]-was[1]).Abs() > aStep {
-				renewed = time.Time{}
+			stepped := (now[0]-was[0]).Abs() > aStep || (now[1]-was[1]).Abs() > aStep
+			if (stepped || time.Since(renewed) >= renewEvery) && k.did(k.renew()) {
+				renewed, was = time.Now(), now
 			}
-			if was = now; time.Since(renewed) >= renewEvery && k.did(k.renew()) {
-				renewed = time.Now()
+			if !stepped { // else it is tried again
+				was = now
 			}
 			if time.Since(kept) >= keepEvery && k.did(k.kept.KeepUsed(k.options)) {
 				kept = time.Now()
 			}
 			ready()
 		}
-		for range 10 { // a command may have the lock
-			if k.did(k.kept.KeepUsed(k.options)) {
-				break
-			}
-			time.Sleep(keepAgain)
-		}
+		k.options.Patience = time.Second
+		k.did(k.kept.KeepUsed(k.options))
 		return nil
 	})
 }
@@ -72,7 +66,7 @@ func (k *quotaKeeper) renew() error {
 	return n.RenewCalendars()
 }
 
-// did tells of an error once. It reports whether there is time until the next time: no command was in the way.
+// did tells of an error once. It returns false if a command was in the way.
 func (k *quotaKeeper) did(err error) bool {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return false

@@ -87,9 +87,9 @@ func TestQuotasAreKept(t *testing.T) {
 	if says := r.ok(strings.Fields("topup " + each + " 10.0.0.7 100b")...); says != each+" 10.0.0.7: 800 B of 1.05 MB are used\n" {
 		t.Error(says)
 	}
-	r.refused(exitInput, "10.0.0.8: only 0 are used", strings.Fields("topup "+each+" 10.0.0.8 1b")...)
+	r.refused(exitInput, " 10.0.0.8: only 0 are used", strings.Fields("topup "+each+" 10.0.0.8 1b")...)
 	r.refused(exitInput, "each host has a quota of its own", strings.Fields("topup "+each+" 1b")...)
-	r.refused(exitInput, "it has no quota of its own", strings.Fields("topup alice 10.0.0.7 1b")...)
+	r.refused(exitInput, "pool up: 10.0.0.7 has no quota of its own there", strings.Fields("topup alice 10.0.0.7 1b")...)
 	reboot()
 	isUsed("after topup and a reboot", 800, 600)
 	s = r.serve()

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -61,7 +62,7 @@ all gives back those of all hosts.`,
 			if err != nil {
 				return err
 			}
-			return e.with(loader.Write, fmt.Sprintf("topup %s %s %s", plain.Line(want.device), want.direction, want.networks), func(n *loader.Namespace) error {
+			return e.with(loader.Write, "topup", func(n *loader.Namespace) error {
 				hooks, err := want.hooksToChange(n)
 				defer loader.CloseHooks(hooks)
 				if err != nil {
@@ -96,109 +97,101 @@ type toppedUp struct {
 	UsedBytes  uint64 `json:"used_bytes"`  // of the quota; of several hosts the most
 	QuotaBytes uint64 `json:"quota_bytes"` // with the grace
 	Sentence   string `json:"sentence"`
-
-	store   *maps.Store
-	holders []maps.Holder
 }
 
-// named gives back to the quotas of a name.
+// named gives back to the quotas of a name: of its rules, or else of the pools that only they are in.
 func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
-	rules := found.rules
-	if found.kind == kindDevice {
-		rules = found.device
-	}
-	pools := n.Pools()
-	defer pools.Close()
-	var its []string
-	within, own := map[string]int{}, false
+	rules, its := found.rules, []string(nil)
 	switch found.kind {
 	case "":
 		return t.e.nothingNamed("topup", of, found)
 	case kindPool:
 		rules, its = nil, []string{of.name}
-	default:
-		for _, h := range rules {
-			for _, r := range h.rules {
-				own = own || r.Also.Quota.Bytes > 0
-				within[string(r.Within)]++
-			}
-		}
-		tree := poolTree(n)
-		for name, members := range within {
-			if !own && users(tree, name) == members {
-				its = append(its, name)
-			}
-		}
-		slices.Sort(its)
+	case kindDevice:
+		rules = found.device
 	}
-	for _, name := range its {
+	within := map[string]int{}
+	for _, h := range rules {
+		for _, r := range h.rules {
+			if r.Also.Quota.Bytes > 0 {
+				return t.do(n, of.name, rules)
+			}
+			within[string(r.Within)]++
+		}
+	}
+	tree := poolTree(n)
+	for name, members := range within {
+		if users(tree, name) == members {
+			its = append(its, name)
+		}
+	}
+	pools := n.Pools()
+	defer pools.Close()
+	found.rules = nil
+	for _, name := range slices.Sorted(slices.Values(its)) {
 		if entry, has := pools.Set.Find(policy.PoolKey(name)); has {
-			rules = append(rules, namedHook{pools, []maps.Entry{entry}})
+			found.rules = append(found.rules, namedHook{pools, []maps.Entry{entry}})
 		}
 	}
-	return t.do(n, of.name, rules)
+	return t.do(n, of.name, found.rules)
 }
 
-// do gives back to all quotas of rules and pools, which have a name or "".
+// do gives back to all quotas of rules and pools, which have a name or "". It changes nothing if one of them refuses.
 func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
-	all := []toppedUp{}
+	var all []toppedUp
+	var give []func(bytes uint64) (used uint64)
 	for _, h := range rules {
 		for _, r := range h.rules {
 			quota, has := h.Set.Store.Quota(r)
 			if !has {
 				continue
 			}
-			is := toppedUp{Device: h.Name(), Direction: h.Direction.String(), Network: policy.CIDR(r.Prefix), QuotaBytes: quota.Capacity, store: h.Set.Store}
-			who := fmt.Sprintf("%s %s %s", is.Device, is.Direction, is.Network)
+			is, keys := toppedUp{Device: h.Name(), Direction: h.Direction.String(), Network: policy.CIDR(r.Prefix), QuotaBytes: quota.Capacity}, []maps.Key{{}}
+			says := is.Device + " " + is.Direction + " " + is.Network
 			if r.Pool {
 				is.Device, is.Direction, is.Network, is.Pool = "", "", "", r.Label.Name
-				who = "pool " + r.Label.Name
-			}
-			of := "" // what doing does not say
-			if name != "" {
-				of, who = who+": ", name
-			}
-			if t.host.IsValid() {
-				is.Host = t.host.String()
-				of, who = of+is.Host+": ", who+" "+is.Host
+				says = "pool " + r.Label.Name
 			}
 			switch each := r.Each.Kind != policy.EachAll; {
 			case t.host.IsValid() && (!each || r.Each.Kind == policy.EachFlow || !r.Prefix.Contains(t.host) && !policy.IsMark(r.Prefix)):
-				return inputf("%sit has no quota of its own there; nothing was changed", plain.Line(of))
+				return inputf("%s: %s has no quota of its own there; nothing was changed", plain.Line(says), t.host)
 			case t.host.IsValid():
+				is.Host, keys = t.host.String(), []maps.Key{maps.KeyOf(quota, t.host)}
+				says += " " + is.Host
 			case each && t.bytes < math.MaxUint64:
-				return inputf("%seach %v has a quota of its own; name a host, or give back all; nothing was changed", plain.Line(of), r.Each)
+				return inputf("%s: each %v has a quota of its own; name a host, or give back all; nothing was changed", plain.Line(says), r.Each)
 			case each:
-				is.holders = is.store.Holders(quota)
+				keys = h.Set.Store.Keys(quota)
 			}
-			if is.holders == nil {
-				is.holders = []maps.Holder{is.store.HolderOf(quota, t.host)}
+			to := func(bytes uint64) (used uint64) {
+				for _, key := range keys {
+					used = max(used, h.Set.Store.TopUp(quota, key, bytes).UsedBytes)
+				}
+				return used
 			}
-			if used := is.store.TopUp(is.holders[0], 0).UsedBytes; t.bytes < math.MaxUint64 && used < t.bytes {
-				return inputf("%sonly %s are used; give back less, or all; nothing was changed", plain.Line(of), report.Bytes(used))
+			if used := to(0); t.bytes < math.MaxUint64 && used < t.bytes {
+				return inputf("%s: only %s are used; give back less, or all; nothing was changed", plain.Line(says), report.Bytes(used))
 			}
-			is.Sentence = who
-			all = append(all, is)
+			is.Sentence = says
+			all, give = append(all, is), append(give, to)
 		}
 	}
 	if len(all) == 0 {
 		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))
 	}
+	if len(all) == 1 && name != "" {
+		all[0].Sentence = strings.TrimSpace(name + " " + all[0].Host)
+	}
 	for i := range all {
-		is := &all[i]
-		for _, h := range is.holders {
-			is.UsedBytes = max(is.UsedBytes, is.store.TopUp(h, t.bytes).UsedBytes)
-		}
-		is.Sentence = fmt.Sprintf("%s: %s of %s are used", is.Sentence, report.Bytes(is.UsedBytes), report.Bytes(is.QuotaBytes))
+		all[i].UsedBytes = give[i](t.bytes)
+		all[i].Sentence += fmt.Sprintf(": %s of %s are used", report.Bytes(all[i].UsedBytes), report.Bytes(all[i].QuotaBytes))
 	}
 	if err := n.KeepUsed(); err != nil { // a crash would undo it
 		t.e.say("shapectl: %w", err)
 	}
 	return t.e.print(all, func(w io.Writer) (err error) {
 		for _, is := range all {
-			if err == nil {
-				_, err = fmt.Fprintln(w, plain.Line(is.Sentence))
-			}
+			_, err = fmt.Fprintln(w, plain.Line(is.Sentence))
 		}
 		return err
 	})

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	libmaps "maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -92,42 +91,34 @@ func keepUsed(o Options, read func() ([]maps.Used, error)) error {
 	}
 	var broken, unread error
 	err := input.Update(path, func(have []byte, failed error) []byte {
-		now, err := read()
-		if unread = err; err != nil {
+		var all []maps.Used
+		if all, unread = read(); unread != nil {
 			return have
 		}
-		var used map[string]maps.Used
-		if used, broken = parseUsed(path, have, failed); used == nil {
-			used = map[string]maps.Used{}
+		var before map[string]maps.Used
+		before, broken = parseUsed(path, have, failed)
+		for _, u := range all {
+			delete(before, u.Of)
 		}
-		for _, u := range now {
-			was, had := used[u.Of]
-			switch same := was.Period == u.Period && was.Zone == u.Zone && was.Bytes == u.Bytes && libmaps.Equal(was.Keys, u.Keys); {
-			case u.Bytes == 0 && len(u.Keys) == 0:
-				delete(used, u.Of)
-			case !had || !same || !was.Lasts(u.Time) || u.Period.Rolling() > 0:
-				used[u.Of] = u // else the file stays as it is
+		for _, u := range before {
+			if u.Lasts(time.Now()) {
+				all = append(all, u)
 			}
 		}
-		return usedText(used, time.Now())
+		slices.SortStableFunc(all, func(a, b maps.Used) int { return b.Time.Compare(a.Time) })
+		var text bytes.Buffer
+		lines, count := json.NewEncoder(&text), 0
+		for _, u := range all {
+			if count += 1 + len(u.Keys); count <= mostUsed && u.Bytes+uint64(len(u.Keys)) > 0 {
+				lines.Encode(u)
+			}
+		}
+		return text.Bytes()
 	})
 	if err != nil {
 		err = fmt.Errorf("keep what is used of quotas: %w", err)
 	}
 	return errors.Join(broken, unread, err)
-}
-
-// usedText is the text of a file, with the latest if there is too much.
-func usedText(used map[string]maps.Used, now time.Time) []byte {
-	libmaps.DeleteFunc(used, func(_ string, u maps.Used) bool { return !u.Lasts(now) })
-	var text bytes.Buffer
-	lines, count := json.NewEncoder(&text), 0
-	for _, u := range slices.SortedFunc(libmaps.Values(used), func(a, b maps.Used) int { return b.Time.Compare(a.Time) }) {
-		if count += 1 + len(u.Keys); count <= mostUsed {
-			lines.Encode(u)
-		}
-	}
-	return text.Bytes()
 }
 
 // endQuotas reports whether orders may end a quota.
@@ -147,22 +138,20 @@ func (all orders) endQuotas() bool {
 func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
 
 // KeepUsed is Namespace.KeepUsed for a process that does so again and again. It holds up no command while it writes. The error wraps
-// unix.EWOULDBLOCK if a command changes something now.
+// unix.EWOULDBLOCK if a command changes something for longer than Patience, which may hold up that one: it locks the file last.
 func (k *Kept) KeepUsed(o Options) error {
-	o.Patience = time.Millisecond // commands lock the file after the namespace
-	has := false
 	read := func() (used []maps.Used, err error) {
 		n, err := k.Read(o)
 		if err != nil {
 			return nil, err
 		}
 		defer n.Close()
-		if has = n.pins.store != nil && n.pins.store.Size().Also; has {
+		if n.pins.store != nil && n.pins.store.Size().Also {
 			used = n.pins.store.Used()
 		}
 		return used, nil
 	}
-	if _, err := read(); err != nil || !has {
+	if used, err := read(); used == nil {
 		return err
 	}
 	return keepUsed(o, read)

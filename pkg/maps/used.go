@@ -85,21 +85,20 @@ func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.M
 	}
 	u, known := s.Store.Earlier(place)
 	at, _ := s.Store.date(now)
-	if !known || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone || !u.Lasts(at) {
+	age := uint64(at.Sub(u.Time)) // may be below 0: clocks are set
+	begun := r.Also.Quota.Period.Rolling() == 0 && int32(model.Tick(now-age)-m.Fresh) < 0
+	if !known || begun || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone {
 		return 0
 	}
 	left := func(bytes uint64) uint64 {
-		level := m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(at.Sub(u.Time), 0)))
-		return level &^ tatBusy
-	}
-	if r.Each.Kind == policy.EachAll {
-		return left(u.Bytes)
+		return m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(int64(age), 0))) &^ tatBusy
 	}
 	for text, bytes := range u.Keys {
 		flow, err := ParseFlow(text)
 		if r.Each.Kind != policy.EachFlow {
 			subnet, failed := netip.ParsePrefix(text)
-			if flow, err = (Flow{Src: subnet.Addr(), Dst: subnet.Addr()}), failed; subnet.Bits() != eachBits(r.Each, subnet.Addr()) {
+			flow, err = Flow{Src: subnet.Addr(), Dst: subnet.Addr()}, failed
+			if r.Each.Kind == policy.EachAll || subnet.Bits() != eachBits(r.Each, subnet.Addr()) {
 				continue // the rule had another bucket scope
 			}
 		}
@@ -152,62 +151,53 @@ func (s *Store) Unlock() {
 	}
 }
 
-// A Holder is a bucket of a quota: that of all packets, or of a host or subnet.
-type Holder struct {
-	quota Entry
-	key   *bpf.AbiKey // nil for the shared bucket
+// A Key is that of a host or subnet with a quota of its own.
+type Key struct{ *bpf.AbiKey }
+
+// KeyOf is the key of packets with a far address, for --each.
+func KeyOf(quota Entry, far netip.Addr) Key {
+	key := makeKey(quota.ID, quota.Each, policy.MatchSrc, Flow{Src: far, Dst: far})
+	return Key{&key}
 }
 
-// HolderOf is the bucket of a quota, or with --each that of the host or subnet with an address.
-func (s *Store) HolderOf(quota Entry, of netip.Addr) Holder {
-	if !of.IsValid() {
-		return Holder{quota: quota}
+// Keys are the keys that use a quota, and the zero Key.
+func (s *Store) Keys(quota Entry) []Key {
+	all := []Key{{}}
+	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
+		if key := s.table().keys[n]; key.Id == quota.ID {
+			all = append(all, Key{&key})
+		}
 	}
-	key := makeKey(quota.ID, quota.Each, policy.MatchSrc, Flow{Src: of, Dst: of})
-	return Holder{quota, &key}
+	return all
 }
 
-// TopUp gives back bytes that are used of a quota, but not more than these, and returns what is used then.
-func (s *Store) TopUp(h Holder, bytes uint64) (used Quota) {
+// TopUp gives back bytes that are used of a quota, but not more than these, and returns what is used then. The zero Key is for the
+// shared bucket.
+func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
+	none := &bpf.AbiBucket{}
+	bucket := func() *bpf.AbiBucket {
+		if key.AbiKey == nil {
+			return &s.rule(quota.ID).Shared
+		} else if n, has := s.slotOf(*key.AbiKey); has {
+			return s.slot(n)
+		}
+		return none
+	}
 	for {
-		b, n, has := &s.rule(h.quota.ID).Shared, uint32(0), true
-		if h.key != nil {
-			if n, has = s.slotOf(*h.key); has {
-				b = s.slot(n)
-			}
-		}
-		now, was := s.now(), model.Bucket{}
-		if has {
-			was = load(b)
-		}
-		level := s.level(h.quota.ID, was, now)
-		if used = s.quota(h.quota, level, now); level == 0 || bytes == 0 {
+		b, now := bucket(), s.now()
+		was := load(b)
+		level := s.level(quota.ID, was, now)
+		if used = s.quota(quota, level, now); level == 0 || bytes == 0 {
 			return used
 		}
 		to := was.TAT - bytes<<model.QuotaBits
 		if bytes >= used.UsedBytes {
-			to = s.Meter(h.quota).WithLevel(0, now).TAT
+			to = s.Meter(quota).WithLevel(0, now).TAT
 		}
-		if h.key != nil { // as packets do, between reading the TAT and the CAS: another key may have got the slot
-			still, has := s.slotOf(*h.key)
-			if !has || still != n {
-				continue
-			}
-		}
-		if was.TAT&tatBusy == 0 && atomic.CompareAndSwapUint64(&b.Tat, was.TAT, to) {
+		// The slot must still be the key's, as for packets: after the TAT was read, and before the CAS.
+		if was.TAT&tatBusy == 0 && bucket() == b && atomic.CompareAndSwapUint64(&b.Tat, was.TAT, to) {
 			bytes = 0
 		}
 		runtime.Gosched()
 	}
-}
-
-// Holders are the buckets of a quota that are not empty.
-func (s *Store) Holders(quota Entry) (all []Holder) {
-	all = append(all, Holder{quota: quota})
-	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
-		if key := s.table().keys[n]; key.Id == quota.ID {
-			all = append(all, Holder{quota, &key})
-		}
-	}
-	return all
 }

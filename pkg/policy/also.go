@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -257,35 +256,20 @@ func graceText(bytes uint64) string {
 // Zone is the name of a time zone, such as Europe/Berlin; "" for that of the host.
 type Zone string
 
-// zones are those that were read within a second: it takes a while, and that of the host may change.
-var zones struct {
-	sync.Mutex
-	known map[Zone]*time.Location
-	until time.Time
-}
-
 // Location is the time zone.
 func (z Zone) Location() (in *time.Location, err error) {
-	zones.Lock()
-	defer zones.Unlock()
-	if now := time.Now(); zones.known == nil || now.After(zones.until) {
-		zones.known, zones.until = map[Zone]*time.Location{}, now.Add(time.Second)
-	}
-	if zones.known[z] != nil {
-		return zones.known[z], nil
-	}
-	if in = time.Local; z != "" {
-		in, err = time.LoadLocation(string(z))
-	} else if _, set := os.LookupEnv("TZ"); !set { // time.Local never changes
-		if data, failed := os.ReadFile("/etc/localtime"); failed == nil {
-			in, err = time.LoadLocationFromTZData("Local", data)
+	if _, set := os.LookupEnv("TZ"); z == "" && !set { // time.Local never changes
+		if data, err := os.ReadFile("/etc/localtime"); err == nil {
+			return time.LoadLocationFromTZData("Local", data)
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
+	if z == "" {
+		return time.Local, nil
 	}
-	zones.known[z] = in
-	return in, nil
+	if in, err = time.LoadLocation(string(z)); err != nil {
+		err = fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
+	}
+	return in, err
 }
 
 func checkZone(r *Rule) error {
