@@ -118,6 +118,32 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// A device that serve limits, and that is made again, goes on with its quota.
+func TestQuotaOfADeviceThatComesBack(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	for i, match := range []string{"dst", "src", "src"} { // with the same rules, it has those of before
+		testenv.Must(t, os.WriteFile(file, fmt.Appendf(nil, "devices: {va: {egress: {match: %s, 10.0.0.0/8: {rate: 1gbit, quota: 1mb/month, then: drop}}}}", match), 0o600))
+		if i > 0 {
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+			testenv.Veth(t, "va", "vb")
+		} else {
+			r.serve(file)
+		}
+		testenv.Eventually(t, "the rule", func() bool {
+			rules := r.show()
+			return len(rules) > 0 && rules[0].Attached && rules[0].Match == match
+		})
+		if used := r.used("va egress 10.0.0.0/8"); used != uint64(300*i) {
+			t.Errorf("%d bytes are used after %d times 300", used, i)
+		}
+		frame := frameTo("10.0.0.7", 300)
+		copy(frame[26:30], []byte{10, 0, 0, 8})
+		testenv.Must(t, testenv.NewSender(t, "va").Send(frame))
+	}
+}
+
 // Commands that change something and serve renew the calendars of periods, and serve keeps what is used, again and again.
 func TestQuotasAreRenewed(t *testing.T) {
 	r := newRig(t)

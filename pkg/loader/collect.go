@@ -135,7 +135,6 @@ func (p *pins) dropPools(which func(policy.Rule) bool) error {
 	if unused == nil {
 		return nil
 	}
-	p.trouble = errors.Join(p.trouble, p.keepUsed())
 	return p.changing(func() error {
 		p.store.Pools().Remove(unused...)
 		return p.drop()

@@ -181,7 +181,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 		}
 	}
 	p.used = nil
-	if all.endQuotas() {
+	if all.endQuotas(p) {
 		p.trouble = errors.Join(p.trouble, p.keepUsed())
 	}
 	err = p.changing(func() error { return hurry.Up(len(all), func() error { return all.apply(p, o) }) })

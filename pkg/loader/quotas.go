@@ -121,9 +121,12 @@ func keepUsed(o Options, read func() ([]maps.Used, error)) error {
 	return errors.Join(broken, unread, err)
 }
 
-// endQuotas reports whether orders may end a quota.
-func (all orders) endQuotas() bool {
+// endQuotas reports whether orders may end a quota, or make one of a device whose last one of that name has left it.
+func (all orders) endQuotas(p *pins) bool {
 	return slices.ContainsFunc(all, func(o *order) bool {
+		if o.Set == nil && slices.ContainsFunc(p.sets(), func(s *maps.Set) bool { return s.Device() == o.dev.Name && s.Direction() == o.want.Direction }) {
+			return true
+		}
 		for _, s := range o.steps {
 			if has := s.Have; has != nil && has.Also.Quota.Bytes > 0 &&
 				(s.Want == nil || s.Want.Also.Quota.Period != has.Also.Quota.Period || s.Want.Also.Zone != has.Also.Zone) {
