@@ -76,17 +76,22 @@ func (cs *clocks) fill(c *bpf.AbiCalendar) error {
 	if err != nil {
 		return err
 	}
-	ahead := uint64(0) // of TAI before UTC
 	wall := cs.wall(cs.now())
-	if !cs.virtual {
-		ahead = wall - uint64(time.Now().UnixNano())
-		ahead = (ahead + uint64(time.Second)/2) / uint64(time.Second) * uint64(time.Second)
-	}
+	ahead := cs.ahead(wall)
 	now := time.Unix(0, int64(wall-ahead)).In(in)
 	for i := range c.Begins {
 		atomic.StoreUint64(&c.Begins[i], uint64(policy.Period(period).Begins(now, i-1).UnixNano())+ahead)
 	}
 	return nil
+}
+
+// ahead is by how much CLOCK_TAI, which reads wall now, is ahead of UTC.
+func (cs *clocks) ahead(wall uint64) uint64 {
+	if cs.virtual {
+		return 0
+	}
+	const second = uint64(time.Second)
+	return (wall - uint64(time.Now().UnixNano()) + second/2) / second * second
 }
 
 // wall is CLOCK_TAI at now, which is not long ago.
@@ -99,17 +104,25 @@ func (cs *clocks) wall(now uint64) uint64 {
 	return uint64(ts.Nano()) - (Now() - now)
 }
 
+const tickMask = 1<<model.TickBits - 1
+
+// begins is when the present period of a calendar began, and the time when a tick began, both in ns of CLOCK_TAI; 0 if it is not known.
+func (cs *clocks) begins(calendar uint32, now uint64) (began, wall uint64) {
+	c := &cs.calendars[calendar-1]
+	wall = cs.wall(now &^ tickMask)
+	if at := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall }); at > 0 {
+		began = c.Begins[at-1]
+	}
+	return began, wall
+}
+
 // began is the tick with which the present period of a calendar began: period_began of bpf/look.h.
 func (cs *clocks) began(calendar uint32, now uint64) uint32 {
-	const mask = 1<<model.TickBits - 1
-	edge := now &^ mask
-	wall := cs.wall(edge)
-	c := &cs.calendars[calendar-1]
-	at := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall }) - 1
-	if at < 0 {
+	began, wall := cs.begins(calendar, now)
+	if began == 0 {
 		return model.Tick(now) - 1<<30
 	}
-	return model.Tick(edge - (wall - c.Begins[at]) + mask)
+	return model.Tick(now&^tickMask - (wall - began) + tickMask)
 }
 
 // ends is how long (ns) the present period of a calendar lasts from now on.
@@ -140,8 +153,10 @@ func (s *Store) QuotaOf(e Entry, now uint64) Quota { return s.quota(e, s.SharedL
 
 func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
 	q.UsedBytes = (level + 1<<model.QuotaBits - 1) >> model.QuotaBits
-	q.LeftBytes = e.Capacity - min(e.Capacity, q.UsedBytes)
-	if v := cs.current(e.ID); v.Calendar > 0 {
+	v := cs.current(e.ID)
+	q.LeftBytes = v.Limit >> model.QuotaBits
+	q.LeftBytes -= min(q.LeftBytes, q.UsedBytes)
+	if v.Calendar > 0 {
 		q.EndsNS = cs.ends(v.Calendar, now)
 	}
 	return q
