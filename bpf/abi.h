@@ -167,7 +167,8 @@ struct cold_params {
 	__u32 calendar;	 /* the number of the calendar of a quota plus one; 0 for none */
 	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
 	__u32 second;	 /* the id of the guarantee, or with RULE_COLOURS of the second limit */
-	__u32 members;	 /* of a guarantee of each key: all together count one of so many; of others as configured */
+	/* Of a guarantee of each key: all together count one of so many; of a quota: a cluster that grants its limit; else as configured. */
+	__u32 members;
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
 	__u32 lease;	   /* with RULE_LEASED: the number of the lease plus one; in a lease, as next of struct rule */

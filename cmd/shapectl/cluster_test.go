@@ -117,3 +117,39 @@ func TestClusterForgetMissing(t *testing.T) {
 	r.prints("forgot missing hosts of cluster customer; 10.0mbit are free for the others\n", "cluster", "forget", "customer", "--missing")
 	testenv.Eventually(t, "the second host has all", has(100_000_000))
 }
+
+// The hosts of a cluster get parts of its quota, and keep them when the quota changes and without the store.
+func TestClusterQuota(t *testing.T) {
+	t.Parallel()
+	store := testenv.NewRedis(t)
+	set := []string{"set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit", "--then", "1mbit", "--quota"}
+	var r *rig
+	left := func() uint64 { return r.rows("show", "--pools", "up")[0].QuotaLeftBytes }
+	for _, host := range []string{"gate-1", "gate-2"} {
+		r = newRig(t)
+		r.env["SHAPECTL_STORE"] = store.URL
+		r.refused(exitInput, "which hosts of a cluster cannot share", append(set, "1gb/30d", "--new")...)
+		r.ok(append(set, "1gb/month", "--new")...)
+		if n := left(); n != 0 {
+			t.Errorf("before the first grant, %d bytes are left", n)
+		}
+		r.watch("--cluster-host", host)
+		testenv.Eventually(t, "a grant of 2 s at the whole rate", func() bool { return left() == 25_000_000 })
+	}
+	var c report.ClusterStatus
+	testenv.Eventually(t, "both are in the status", func() bool {
+		c = r.clusters()[0]
+		return c.QuotaGrantedBytes == 50_000_000
+	})
+	if m := c.Members[0]; c.QuotaBytes != 1<<30 || *m.UsedBytes != 0 || *m.GrantedBytes != 25_000_000 {
+		t.Errorf("the status is %+v", c)
+	}
+	if text := bare(r.ok("cluster", "status")); !strings.Contains(text, "; 50.0 MB of the quota of 1.07 GB used or granted HOST POOL DEMAND USE LEASE GRANTED SAFE") {
+		t.Errorf("status: %s", text)
+	}
+	store.Kill()
+	r.ok(append(set, "2gb/month")...)
+	if n := left(); n != 25_000_000 {
+		t.Errorf("without the store, %d bytes are left", n)
+	}
+}

@@ -238,10 +238,11 @@ func TestHostileText(t *testing.T) {
 		csv := "Circuit ID,Circuit Name,Device ID,Device Name,Parent Node,MAC,IPv4,IPv6,Download Min Mbps,Upload Min Mbps,Download Max Mbps,Upload Max Mbps,Comment\n"
 		cell := `"` + strings.ReplaceAll(evil, `"`, `""`) + `"`
 		csv += fmt.Sprintf("%[1]s,%[1]s,1,%[1]s,%[1]s,,10.0.0.%[2]d,,1,1,2,2,%[1]s\n%[1]s,%[1]s,1,x,,,10.0.1.%[2]d,,1,1,%[1]s,2,x\n", cell, i)
+		common := fmt.Sprintf("name,ip,down,up,quota,then,pool,note,%[1]s\n%[1]s,10.0.0.%[2]d,2,1,%[1]s,1,%[1]s,%[1]s,\n%[1]s,,1,1,5gb,drop,,,\n%[1]s,10.0.1.1,1,1,5gb,drop,%[1]s,%[1]s,\n", cell, i)
 		nft := fmt.Sprintf(`{"nftables":[{"table":{"family":"ip","name":%[1]s}},{"chain":{"family":"ip","table":%[1]s,"name":%[1]s,"type":"filter","hook":"forward","policy":"accept"}},
 {"rule":{"family":"ip","table":%[1]s,"chain":%[1]s,"handle":4,"comment":%[1]s,"expr":[{"match":{"op":"==","left":{"meta":{"key":"oifname"}},"right":%[1]s}},{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":"10.0.0.1"}},{"limit":{"rate":1000,"per":"second","rate_unit":"kbytes","inv":true}},{"drop":null}]}},
 {"rule":{"family":"ip","table":%[1]s,"chain":%[1]s,"handle":5,"comment":%[1]s,"expr":[{"limit":{"rate":10,"per":"second"}},{"drop":null}]}}]}`, name)
-		for kind, text := range map[string]string{"libreqos": csv, "nft": nft, "nft ": evil, "libreqos ": evil} {
+		for kind, text := range map[string]string{"csv": common, "csv ": evil, "libreqos": csv, "nft": nft, "nft ": evil, "libreqos ": evil} {
 			file := filepath.Join(dir, fmt.Sprintf("file%d", i))
 			testenv.Must(t, os.WriteFile(file, []byte(text), 0o600))
 			for _, device := range []string{"va", evil} {

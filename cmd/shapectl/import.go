@@ -22,7 +22,7 @@ import (
 
 func importCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "import libreqos|tc|nft ...",
+		Use:   "import csv|libreqos|tc|nft ...",
 		Short: "Convert limits of another tool to a policy",
 		Long: `Print a policy that has the limits of another tool. Nothing is changed.
 
@@ -40,7 +40,50 @@ use 'shapectl apply --max-remove' for the policy.`,
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		RunE: needsCommand,
 	}
-	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
+	cmd.AddCommand(importCSVCommand(e), importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
+	return cmd
+}
+
+func importCSVCommand(e *env) *cobra.Command {
+	var o importer.CSVOptions
+	cmd := &cobra.Command{
+		Use:   "csv FILE|- --device DEV [--upload DEV]",
+		Short: "Convert a table of customers to a policy",
+		Long: `Print a policy for a table of customers in CSV, with commas or semicolons. Its first line names the columns.
+
+These are known, in any order and case, also by other common names such as customer, ip, down and parent. Others are listed:
+
+  name              of the customer
+  address           addresses and networks, IPv4 and IPv6, several with commas;
+                    also in columns ipv4 and ipv6
+  download, upload  Mbit/s, or a rate with a unit such as 500k or 1 Gbps
+  quota, period     100GB (or 100) per month, week or day; month by default. It
+                    counts both directions together, binary: 100 GB are 107.4e9 bytes
+  then              the rate once the quota is used up, or drop
+  pool              the name of a row without an address, which becomes a pool
+  note
+
+Downloads are limited on egress of --device, which faces customers. Uploads are limited on its ingress; or with --upload
+on egress of that device, which faces the Internet, by source address. A customer with a quota becomes a pool with the
+quota and the sum of both rates, which has the rules of both directions. So does a row without an address.
+
+Rows that cannot be read are an error, which names all of them. With --skip-bad, they are left out, and listed.`,
+		Example: `  shapectl import csv customers.csv --device eth1 --then 5mbit >policy.yaml`,
+		Args:    args(1, 1),
+		RunE: func(_ *cobra.Command, given []string) error {
+			switch o.Device {
+			case "":
+				return inputf("import csv: --device is missing; name the device that faces the customers")
+			case o.Upload:
+				return inputf("import csv: --upload is the same device; leave it out to limit ingress of %s", o.Device)
+			}
+			return e.importFile("csv", given[0], func(table importer.File) (importer.Imported, error) { return importer.CSV(table, o) })
+		},
+	}
+	cmd.Flags().StringVar(&o.Device, "device", "", "the `device` that faces customers")
+	cmd.Flags().StringVar(&o.Upload, "upload", "", "the `device` that faces the Internet, to limit uploads there")
+	cmd.Flags().Var(&o.Then, "then", "what comes after the quota of a row that does not say it: a rate, or drop")
+	cmd.Flags().BoolVar(&o.SkipBad, "skip-bad", false, "leave out rows that cannot be read, and list them")
 	return cmd
 }
 

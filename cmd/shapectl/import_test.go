@@ -56,6 +56,7 @@ func TestImportTranscript(t *testing.T) {
 		{strings.SplitAfter(subscribers, "\n")[0], "import libreqos - --device eth1"},
 		{strings.Replace(subscribers, "50.5", "fast", 1) + strings.Replace(leftover, "198.51.100.2", "198.51.100", 1), "import libreqos - --device eth1"},
 		{strings.Replace(subscribers, "50.5", "fast", 1) + leftover, "import libreqos - --device eth1 --share none --protect Farm --skip-bad"},
+		{"Name,IP,Down,Up,Quota\nFarm,198.51.100.1,50,10,100GB\nMill,198.51.100.2,50,x,\n", "import csv - --device eth1 --then 5mbit --skip-bad"},
 		{`{"nftables": []}`, "import nft -"},
 		{"table inet filter {\n}\n", "import nft -"},
 	} {
@@ -105,7 +106,7 @@ func TestImportFindsNetwork(t *testing.T) {
 func TestImportHelp(t *testing.T) {
 	d := &desk{rig: rig{t: t}}
 	var all strings.Builder
-	for _, tool := range []string{"libreqos", "tc", "nft"} {
+	for _, tool := range []string{"csv", "libreqos", "tc", "nft"} {
 		got := d.run("import", tool, "--help")
 		if viaHelp := d.run("help", "import", tool); viaHelp != got || got.code != exitDone || got.err != "" {
 			t.Errorf("import %s --help: %+v; help import %s: %+v", tool, got, tool, viaHelp)

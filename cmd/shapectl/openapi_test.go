@@ -207,7 +207,7 @@ func TestReferenceAPI(t *testing.T) {
 // notInAPI are the commands that do not deal with the limits of this host, or have a handler of their own. Those of clusters
 // connect to a store: a request must not choose where the server connects to.
 var notInAPI = []string{
-	"shapectl", "import", "import libreqos", "import nft", "replay", "completion", "help", "serve", "top", "cluster", "cluster status", "cluster forget",
+	"shapectl", "import", "import csv", "import libreqos", "import nft", "replay", "completion", "help", "serve", "top", "cluster", "cluster status", "cluster forget",
 }
 
 // TestAPIHasAllCommands sees that a new command is in the API, or is left out on purpose, and that no request names a

@@ -162,6 +162,7 @@ type shownRule struct {
 	GuaranteeBits     uint64        `json:"guarantee_bits_per_second"`
 	SecondLevelBytes  uint64        `json:"second_level_bytes"`
 	DroppedBytes      uint64        `json:"dropped_bytes"`
+	QuotaLeftBytes    uint64        `json:"quota_left_bytes"`
 	RefusedBytes      uint64        `json:"refused_bytes"`
 	RefusedPackets    uint64        `json:"refused_packets"`
 	BorrowedPackets   uint64        `json:"borrowed_packets"`

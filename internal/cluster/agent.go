@@ -21,6 +21,7 @@ type Pool struct {
 	Wants           uint64 // the safe share by the policy; 0 for an equal part
 	Lease           shapemaps.Lease
 	Passed, Refused uint64 // bytes since the pool exists
+	Quota           shapemaps.ClusterQuota
 }
 
 // An Agent asks for the leases of a host's pools. It keeps no lease itself: what is in force is in the pools.
@@ -46,7 +47,9 @@ type state struct {
 	fails            int  // requests without an answer since the last one that had one
 	pool             Pool // as it was last seen
 	demand           demand
-	told             uint64 // the demand in the last request
+	told             uint64  // the demand in the last request
+	spent            float64 // of the quota, by the last answer
+	day              uint32  // of the period of that
 }
 
 // New returns the agent of a host, which has a name that no other host of its clusters has. seed is a random number.
@@ -154,6 +157,12 @@ func (a *Agent) call(now uint64, id session, s *state) Call {
 	if p.Lease.Until != 0 {
 		q.Granted = 1
 	}
+	if own := p.Quota; own.Whole != 0 {
+		q.Quota, q.Day, q.Instance, q.Used, q.Limit = float64(own.Whole), float64(own.Day), float64(own.Instance), float64(own.Used), float64(own.Bytes)
+		if s.day == own.Day {
+			q.Spent = s.spent
+		}
+	}
 	q.lookBack(now, s.answers)
 	q.New = float64(1 + a.random.Uint64N(none-1))
 	return Call{Cluster: id.cluster, Member: Member(a.host, id.pool), Request: q, session: id}
@@ -210,6 +219,10 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease shap
 		Rate: s.pool.within(answer.Lease), Safe: s.pool.within(answer.Safe),
 		Known: uint64(answer.Known), Epoch: uint64(answer.Epoch),
 	}
+	if c.Request.Quota != 0 {
+		s.spent, s.day = answer.Spent, uint32(answer.Day)
+		lease.Grant = shapemaps.Grant{Bytes: uint64(min(answer.Limit, c.Request.Quota)), Instance: uint32(c.Request.Instance)}
+	}
 	lease.Until = s.sent + uint64(Length-Length/drift)
 	if lease.Rate < lease.Safe {
 		lease.Until = now + uint64(Rise)
@@ -217,10 +230,10 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease shap
 	return c.session.pool, lease, true
 }
 
-// plausible reports whether rates are numbers in the range of policy.Rate.
+// plausible reports whether rates and bytes are numbers in their ranges.
 func (a *Answer) plausible() bool {
-	for _, rate := range []float64{a.Lease, a.Safe, a.Known} {
-		if !(rate >= 0 && rate <= none) {
+	for _, n := range []float64{a.Lease, a.Safe, a.Known, a.Spent, a.Day, a.Limit} {
+		if !(n >= 0 && n <= none) {
 			return false
 		}
 	}

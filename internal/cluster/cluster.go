@@ -65,6 +65,12 @@ type Request struct {
 	Keeps    float64 // the least that TCP, which needs some round-trip times to follow, must be left now
 	Use      float64
 	New      float64 // a random number, for the Turn of a new process, and the Epoch of an empty store
+	Quota    float64 // bytes; 0 for none
+	Day      float64 // on which the period began by the clock of this host, in days since 1970
+	Instance float64 // of the quota on this host: another one has lost what was used
+	Used     float64 // bytes in this period, by this instance
+	Limit    float64 // bytes up to which this host uses the quota; 0 before the first grant
+	Spent    float64 // bytes that all hosts together may have used, as this process last knew it for the Day
 }
 
 // A Status says what became of a request.
@@ -93,6 +99,9 @@ type Answer struct {
 	Members float64
 	Rate    float64 // the smallest that a member's policy has
 	Goal    float64 // the lease that the member will have when others have less
+	Limit   float64 // as that of the Request, from now on
+	Spent   float64 // bytes that all hosts together may use by their limits
+	Day     float64 // of the period
 }
 
 // encode appends the numbers of a Request or Answer in their order.

@@ -254,10 +254,10 @@ func TestRollingUpgrade(t *testing.T) {
 	script := storeScript
 	for _, change := range [][2]string{
 		{"local VERSION = 1\n", "local VERSION = 2\n"},
-		{"local MEMBER = fields(19)", "local MEMBER = fields(20)"},
-		{"q[A.use], clock}\n", "q[A.use], clock, 42}\n"},
-		{"fields(27)", "fields(28)"},
-		{"unseen = 27}", "unseen = 27, added = 28}"},
+		{"local MEMBER = fields(25)", "local MEMBER = fields(26)"},
+		{"q[A.used], 0}\n", "q[A.used], 0, 42}\n"},
+		{"STATE = fields(31)", "STATE = fields(32)"},
+		{"spentSeen = 31}", "spentSeen = 31, added = 32}"},
 	} {
 		if strings.Count(script, change[0]) != 1 {
 			t.Fatalf("%q is not in the script once", change[0])

@@ -31,6 +31,11 @@ type world struct {
 	faults           faults
 	story            []string // what happened, for failures
 	most             float64  // the largest sum of rates in force, as a part of the rate
+	quota            uint64   // bytes of all hosts in each period; 0 for none
+	period           time.Duration
+	used             map[uint32]float64 // bytes of the quota, by day
+	instances        uint32
+	forgotten        bool // since then it has granted without knowing of all that may be used of it
 }
 
 // faults say how often things go wrong.
@@ -65,6 +70,7 @@ type simHost struct {
 	name    string
 	speed   float64 // of its clock
 	start   float64
+	behind  float64 // ns: its wall clock
 	pools   []*simPool
 	agent   *Agent // nil if killed
 	life    int    // raised when the agent is killed
@@ -80,12 +86,13 @@ type simPool struct {
 	demand          float64 // bits per second that senders offer; they do not care for drops
 	counted         uint64  // local time up to which Passed and Refused are
 	passed, refused float64 // bytes, with fractions
+	used            float64 // of the quota
 }
 
 func newWorld(t testing.TB, seed uint64, f faults) *world {
 	return &world{
 		Rand: rand.New(rand.NewPCG(seed, 1)), t: t, faults: f, rates: map[string]uint64{}, pools: map[string][]*simPool{}, lost: map[string]uint64{},
-		granted: map[string]bool{}, unknown: map[string]bool{},
+		granted: map[string]bool{}, unknown: map[string]bool{}, used: map[uint32]float64{},
 		store: &simStore{server: "first", clusters: map[string]*simCluster{}},
 	}
 }
@@ -139,6 +146,7 @@ func (w *world) addHost(name string) *simHost {
 
 func (h *simHost) addPool(cluster string, weight uint64) *simPool {
 	p := &simPool{host: h, Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: shapemaps.Lease{Safe: leastRate}}, counted: h.local()}
+	p.newQuota()
 	h.pools = append(h.pools, p)
 	h.w.pools[cluster] = append(h.w.pools[cluster], p)
 	return p
@@ -186,8 +194,10 @@ func (p *simPool) count(now uint64) {
 		if p.counted < p.Lease.Until && p.Lease.Until < now {
 			to = p.Lease.Until
 		}
+		to = p.sameDay(to)
 		seconds := float64(to-p.counted) / 1e9
 		p.passed += min(rate, p.demand) * seconds / 8
+		p.use(min(rate, p.demand) * seconds / 8)
 		p.refused += max(0, p.demand-rate) * seconds / 8
 		p.counted = to
 	}
@@ -230,6 +240,7 @@ func (h *simHost) send(c Call) {
 		}
 		if answer.Status == OK && !w.granted[c.Cluster] {
 			w.granted[c.Cluster] = true
+			w.forgotten = w.forgotten || w.lost[c.Cluster] > 0 && w.store.clusters[c.Cluster] != nil && h.overspends(c.Cluster, answer.Limit)
 			w.unknown[c.Cluster] = w.unknown[c.Cluster] || w.knows(c.Cluster) < w.lost[c.Cluster]
 		}
 		if h.lost() {
@@ -266,6 +277,9 @@ func (h *simHost) apply(cluster, pool string, lease shapemaps.Lease) {
 		}
 		p.count(h.local())
 		before := p.Lease
+		if lease.Grant.Instance == p.Quota.Instance {
+			p.Quota.Bytes = lease.Grant.Bytes
+		}
 		p.Lease, p.ends = lease, min(lease.Until, h.local()+uint64(Length))
 		if lease.Rate > before.At(h.local()) {
 			w.check(cluster)
@@ -370,7 +384,7 @@ func (w *world) exact(cluster string) map[*simPool]float64 {
 // TestSumOfLeases lets things go wrong in random histories.
 func TestSumOfLeases(t *testing.T) {
 	var most float64
-	unknown := 0
+	unknown, quotas, forgotten, used := 0, 0, 0, 0.0
 	histories := testenv.Rounds(t, 200)
 	for seed := range uint64(histories) {
 		w := randomHistory(t, seed, nil)
@@ -378,8 +392,19 @@ func TestSumOfLeases(t *testing.T) {
 		if w.unknown[theCluster] {
 			unknown++
 		}
+		if w.quota != 0 {
+			quotas++
+		}
+		if w.forgotten {
+			forgotten++
+		} else if w.quota != 0 {
+			for _, bytes := range w.used {
+				used = max(used, bytes/float64(w.quota))
+			}
+		}
 	}
 	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", histories, most, unknown)
+	t.Logf("%d with quotas, of which at most %.6f was used; in %d, its use was forgotten", quotas, used, forgotten)
 }
 
 const theCluster = "c"
@@ -394,8 +419,13 @@ func randomHistory(t *testing.T, seed uint64, prepare func(*world)) *world {
 	}
 	const cluster = theCluster
 	w.rates[cluster] = 1e6 * (1 + w.Uint64N(1e5))
+	if w.IntN(2) == 0 {
+		w.quota, w.period = w.rates[cluster]*(1+w.Uint64N(5))/8, 20*time.Second
+	}
 	for i := range 2 + w.IntN(8) {
-		p := w.addHost(fmt.Sprint("h", i)).addPool(cluster, 1+w.Uint64N(4))
+		h := w.addHost(fmt.Sprint("h", i))
+		h.behind = w.Float64() * 3e9
+		p := h.addPool(cluster, 1+w.Uint64N(4))
 		p.demand = w.someDemand(cluster)
 		if w.IntN(8) == 0 {
 			p.Wants = w.Uint64N(w.rates[cluster]/8) + leastRate
@@ -415,6 +445,7 @@ func randomHistory(t *testing.T, seed uint64, prepare func(*world)) *world {
 		w.something(cluster)
 	}
 	w.run(10 * time.Second)
+	w.checkQuota()
 	return w
 }
 
@@ -426,7 +457,10 @@ func (w *world) someDemand(cluster string) float64 {
 func (w *world) something(cluster string) {
 	h := w.hosts[w.IntN(len(w.hosts))]
 	d := time.Duration(w.ExpFloat64() * 3e9)
-	switch w.IntN(11) {
+	switch w.IntN(12) {
+	case 11:
+		w.tell("%s: rebooted", h.name)
+		h.reboot()
 	case 0:
 		if h.agent != nil {
 			w.tell("%s: agent killed", h.name)
@@ -490,6 +524,7 @@ func (s *simStore) copy() *simStore {
 // leave takes a host out of its clusters.
 func (h *simHost) leave() {
 	for _, p := range h.pools {
+		p.count(h.local())
 		all := h.w.pools[p.Cluster]
 		h.w.pools[p.Cluster] = slices.DeleteFunc(all, func(other *simPool) bool { return other == p })
 	}

@@ -22,12 +22,14 @@ import (
 type record struct {
 	Version, Order, Proven, Claim, Safe, Rate, Weight, Floor, Share, Wants, Demand, Speaks float64
 	Turn, Seq, Counted, Lost, Lease, Use, Clock                                            float64
+	Quota, Day, Instance, Earlier, Used, Limit                                             float64
 }
 
 type stateRecord struct {
 	Version, Epoch, Order, Lapsed, Early, Silent, Scanned, ScannedLapsed, ScannedSilent float64
 	Oldest, OldestProven, Asked, Changed, Members, Rate, Claims, Safes                  float64
 	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen, Moved, Unseen             float64
+	Day, Spent, SpentKnown, SpentSeen                                                   float64
 }
 
 // forgettable is the age at which a member counts as silent, even if no other one has said so. store.lua has the same.
@@ -105,6 +107,14 @@ func (s *Store) View(ctx context.Context, cluster string) (*report.ClusterStatus
 			State: report.Live, AgeNS: uint64(age), RateBits: uint64(r.Rate), Weight: uint64(r.Weight),
 			FloorBits: history.NotZero(uint64(r.Floor)), ShareBits: history.NotZero(uint64(r.Share)), DemandBits: uint64(r.Demand), UseBits: uint64(r.Use),
 			LeaseBits: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), SafeBits: uint64(r.Safe), ClaimBits: uint64(r.Claim),
+		}
+		if r.Quota != 0 {
+			if r.Day != c.Day { // it has not asked in this period
+				r.Earlier, r.Used = 0, 0
+			}
+			used, granted := uint64(max(0, r.Earlier+r.Used)), uint64(max(0, r.Earlier+r.Limit))
+			m.UsedBytes, m.GrantedBytes = &used, &granted
+			v.QuotaBytes, v.QuotaGrantedBytes = max(v.QuotaBytes, uint64(r.Quota)), uint64(c.Spent+max(0, c.SpentKnown-c.SpentSeen))
 		}
 		if r.Order <= c.Lapsed || age >= forgettable {
 			m.State, m.ClaimBits = report.Silent, m.SafeBits

@@ -21,6 +21,10 @@
 -- `Rise` after the answer that granted it. So the member that asks counts only on those that have proven, from the horizon
 -- on, that they got such an answer. Its own lease ends at most silence + Length after these answers, and Rise is longer.
 -- An old request, which was held up on its way, proves nothing.
+--
+-- Of a quota, a member may use up to its limit in each period. The sum of all limits, and of what members used that are gone or
+-- had another instance, is `spent`, and never above the quota. A limit lasts until its member tells of another one, also in the
+-- next period: with it, the member may use as much again. So a period may begin on hosts at different times.
 
 local VERSION = 1
 local SLOW, FAST = 1000000, 200000 -- us between two requests, and while rates are still changing
@@ -31,6 +35,8 @@ local LEAST = 8000 -- bits per second: every member has this much
 local STIR = 4 -- for so many requests of each member all ask again soon when the level has changed
 local FORGET = 60 -- seconds by the store's clock after which an operator may forget any member: perhaps all have ended
 local FLOORS = 100 -- a member's default floor is this part of an equal share
+local GRANT, LEAST_GRANT = 600, 2 -- s: how long a member can go on as now with what it is granted of the quota, or at the whole rate
+local AHEAD = 2 -- days by which a member's day may be ahead: in the east it is there earlier
 
 local OK, OLD, REPLACED, NEWER, QUIET, BROKEN, LIVE = 0, 1, 2, 3, 4, 5, 6
 
@@ -41,25 +47,27 @@ local REFUSALS = {'OOM', 'READONLY', 'NOREPLICAS', 'NOPERM', "can't run this com
 local function fields(n) return {format = '<' .. string.rep('d', n), bytes = 8 * n} end
 
 -- A request. cluster.go says what each field means.
-local ASK = fields(22)
+local ASK = fields(28)
 local A = {speaks = 1, turn = 2, seq = 3, epoch = 4, answered = 5, lapsed = 6, early = 7, silent = 8, horizon = 9,
 	has = 10, safe = 11, granted = 12, known = 13, rate = 14, weight = 15, floor = 16, share = 17, wants = 18,
-	demand = 19, keeps = 20, use = 21, new = 22}
+	demand = 19, keeps = 20, use = 21, new = 22, quota = 23, day = 24,
+	instance = 25, used = 26, limit = 27, spent = 28}
 
 -- A member. A scan reads the first fields only.
 local SCANNED = fields(12)
-local MEMBER = fields(19)
+local MEMBER = fields(25)
 local M = {version = 1, order = 2, proven = 3, claim = 4, safe = 5, rate = 6, weight = 7, floor = 8, share = 9,
-	wants = 10, demand = 11, speaks = 12, turn = 13, seq = 14, counted = 15, lost = 16, lease = 17, use = 18, clock = 19}
+	wants = 10, demand = 11, speaks = 12, turn = 13, seq = 14, counted = 15, lost = 16, lease = 17, use = 18, clock = 19,
+	quota = 20, day = 21, instance = 22, earlier = 23, used = 24, limit = 25}
 
-local ANSWER = fields(11)
+local ANSWER = fields(14)
 
 -- The state of a cluster. Before it are the identity of the server and a zero byte.
 local S = {version = 1, epoch = 2, order = 3, lapsed = 4, early = 5, silent = 6, scanned = 7, scannedLapsed = 8,
 	scannedSilent = 9, oldest = 10, oldestProven = 11, asked = 12, changed = 13, members = 14, rate = 15, claims = 16,
 	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25,
-	moved = 26, unseen = 27}
-local STATE = fields(27)
+	moved = 26, unseen = 27, day = 28, spent = 29, spentKnown = 30, spentSeen = 31}
+local STATE = fields(31)
 
 local floor, min, max = math.floor, math.min, math.max
 
@@ -118,6 +126,35 @@ local function find_level(list, free, weights)
 		if open > 0 and step > low and step < high then level = step else level = (low + high) / 2 end
 	end
 	return low
+end
+
+-- What hosts that the store has lost, and that have not come back, may use of the quota.
+local function unseen(s) return max(0, s[S.spentKnown] - s[S.spentSeen]) end
+
+-- Takes what a member may use of the quota out of the sum, and returns what its instances before the one that asks may have used.
+local function take_out(key, s, before, q, clock)
+	if q[A.day] > s[S.day] and q[A.day] < clock / 86400 + AHEAD then
+		s[S.spentKnown] = missing(s) > 0 and unseen(s) or 0
+		s[S.day], s[S.spent], s[S.spentSeen] = q[A.day], 0, 0
+		local stored = redis.call('HGETALL', key)
+		for i = 1, #stored, 2 do
+			if stored[i] ~= '' then s[S.spent] = s[S.spent] + numbers(MEMBER, stored[i + 1], 1)[M.limit] end
+		end
+	end
+	if q[A.epoch] ~= s[S.epoch] and q[A.day] == s[S.day] then s[S.spentKnown] = max(s[S.spentKnown], q[A.spent]) end
+	if not before then return 0 end
+	local earlier, limit = before[M.day] == s[S.day] and before[M.earlier] or 0, before[M.limit]
+	s[S.spent] = s[S.spent] - earlier - limit
+	if q[A.instance] == before[M.instance] then return earlier end
+	return earlier + limit - (q[A.limit] == 0 and min(q[A.used], limit) or 0)
+end
+
+-- The limit of a member: what it used, and a part of what is left.
+local function limit_of(s, q, earlier, quiet)
+	if quiet or q[A.day] ~= s[S.day] or q[A.quota] == 0 then return q[A.limit] end
+	local left = q[A.quota] - s[S.spent] - unseen(s) - earlier - q[A.used]
+	local wants = max(q[A.use] / 8 * GRANT, q[A.rate] / 8 * LEAST_GRANT)
+	return q[A.used] + max(0, floor(min(left / (2 * s[S.members]), wants)))
 end
 
 local function differs(a, b, by) return a > b * by or b > a * by end
@@ -198,12 +235,12 @@ local function has_changed(m, before)
 		m[M.speaks] ~= before[M.speaks] or differs(m[M.demand], before[M.demand], 1.02)
 end
 
-local function answer(status, turn, s, lease, safe, again, known, goal)
+local function answer(status, turn, s, lease, safe, again, known, goal, limit)
 	return struct.pack(ANSWER.format, status, turn, s[S.epoch], s[S.order], lease, safe, again, known, s[S.members],
-		s[S.rate], goal)
+		s[S.rate], goal, limit, s[S.spent] + unseen(s), s[S.day])
 end
 
-local function refuse(status, s) return answer(status, 0, s, 0, 0, SLOW, 0, 0) end
+local function refuse(status, s) return answer(status, 0, s, 0, 0, SLOW, 0, 0, 0) end
 
 local function soon(s) return min(SLOW, floor(FAST * max(1, s[S.members] / MANY))) end
 
@@ -240,6 +277,7 @@ local function renew(key, name, q, here, clock)
 			if q[A.answered] == before[M.seq] then
 				if lost > 0 then
 					s[S.seen], s[S.unseen], s[S.changed], lost = s[S.seen] + q[A.safe], s[S.unseen] - lost, s[S.changed] + 1, 0
+					if q[A.limit] > 0 then s[S.spentSeen] = s[S.spentSeen] + max(q[A.used], q[A.limit]) end
 				end
 				if before[M.lease] >= 0 then proven = before[M.order] end
 			end
@@ -271,10 +309,12 @@ local function renew(key, name, q, here, clock)
 		else
 			redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)))
 		end
-		return answer(OK, turn, s, 0, 0, SLOW, 0, 0)
+		return answer(OK, turn, s, 0, 0, SLOW, 0, 0, 0)
 	end
+	local earlier = take_out(key, s, before, q, clock)
 	local m = {VERSION, s[S.order], proven, has, safe, q[A.rate], q[A.weight], q[A.floor], q[A.share], q[A.wants],
-		q[A.demand], q[A.speaks], turn, q[A.seq], 0, lost, -1, q[A.use], clock}
+		q[A.demand], q[A.speaks], turn, q[A.seq], 0, lost, -1, q[A.use], clock,
+		q[A.quota], s[S.day], q[A.instance], earlier, q[A.used], 0}
 	s[S.asked] = s[S.asked] + 1
 	if has_changed(m, before) then s[S.changed] = s[S.changed] + 1 end
 	local scans = s[S.members] > MANY and 2 or 8 -- in the time in which each member asks once
@@ -308,12 +348,18 @@ local function renew(key, name, q, here, clock)
 	m[M.counted] = counts(m, s[S.lapsed], s[S.silent])
 	s[S.claims], s[S.safes] = s[S.claims] + m[M.counted], s[S.safes] + m[M.safe]
 	if m[M.counted] < m[M.safe] then s[S.oldestProven] = min(s[S.oldestProven], proven) end
-	local sum = lease + safe + goal + s[S.claims] + s[S.safes]
+	local limit = limit_of(s, q, earlier, status == QUIET or lost > 0)
+	m[M.limit] = max(q[A.used], q[A.limit], limit)
+	if before and turn ~= before[M.turn] and q[A.instance] == before[M.instance] then -- as for its claims
+		m[M.limit] = max(m[M.limit], before[M.limit])
+	end
+	s[S.spent] = s[S.spent] + earlier + m[M.limit]
+	local sum = lease + safe + goal + s[S.claims] + s[S.safes] + s[S.spent]
 	if sum - sum ~= 0 then error() end -- somebody else has written records
 	redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)), name, struct.pack(MEMBER.format, unpack(m)))
 	-- What is missing has the safe shares of members that have not yet got an answer, which are also among the others.
 	local known = s[S.safes] + max(0, missing(s) - s[S.unseen])
-	return answer(status, turn, s, lease, safe, again, known, goal)
+	return answer(status, turn, s, lease, safe, again, known, goal, limit)
 end
 
 local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- for what people see and forget only
@@ -324,6 +370,6 @@ for i, key in ipairs(KEYS) do
 	for _, refusal in ipairs(REFUSALS) do
 		if string.find(why, refusal, 1, true) then return redis.error_reply(refusal .. ': ' .. why) end
 	end
-	answers[i] = done and result or struct.pack(ANSWER.format, BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0)
+	answers[i] = done and result or struct.pack(ANSWER.format, BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0, 0, 0, 0)
 end
 return answers

@@ -17,12 +17,14 @@ type simCluster struct {
 	claims, safes                                     float64
 	level, spare, fixed, pressed, equal, wanted       float64
 	known, seen, moved, unseen                        float64
+	day, spent, spentKnown, spentSeen                 float64
 	members                                           map[string]simMember
 }
 
 type simMember struct {
 	order, proven, claim, safe, rate, weight, floor, share, wants, demand, speaks float64
 	turn, seq, counted, lost, lease                                               float64
+	day, instance, earlier, limit                                                 float64
 }
 
 const (
@@ -191,10 +193,51 @@ func (m *simMember) hasChanged(before simMember, known bool) bool {
 		m.wants != before.wants || m.speaks != before.speaks || differs(m.demand, before.demand, 1.02)
 }
 
+func (c *simCluster) spentUnseen() float64 { return max(0, c.spentKnown-c.spentSeen) }
+
+func (c *simCluster) takeOut(before simMember, known bool, q Request) float64 {
+	if q.Day > c.day {
+		if c.spentKnown = c.spentUnseen(); c.missing() == 0 {
+			c.spentKnown = 0
+		}
+		c.day, c.spent, c.spentSeen = q.Day, 0, 0
+		for _, m := range c.members {
+			c.spent += m.limit
+		}
+	}
+	if q.Epoch != c.epoch && q.Day == c.day {
+		c.spentKnown = max(c.spentKnown, q.Spent)
+	}
+	if !known {
+		return 0
+	}
+	earlier := 0.0
+	if before.day == c.day {
+		earlier = before.earlier
+	}
+	c.spent -= earlier + before.limit
+	if q.Instance == before.instance {
+		return earlier
+	}
+	if earlier += before.limit; q.Limit == 0 {
+		earlier -= min(q.Used, before.limit)
+	}
+	return earlier
+}
+
+func (c *simCluster) limitOf(q Request, earlier float64, quiet bool) float64 {
+	if quiet || q.Day != c.day || q.Quota == 0 {
+		return q.Limit
+	}
+	left := q.Quota - c.spent - c.spentUnseen() - earlier - q.Used
+	wants := max(q.Use/8*600, q.Rate/8*2)
+	return q.Used + max(0, math.Floor(min(left/(2*c.count), wants)))
+}
+
 func (s *simStore) renew(key, name string, q Request) Answer {
 	c := s.clusters[key]
 	refuse := func(status Status) Answer {
-		return Answer{Status: status, Epoch: c.epoch, Order: c.order, Members: c.count, Rate: c.rate, Again: slowUs}
+		return Answer{Status: status, Epoch: c.epoch, Order: c.order, Members: c.count, Rate: c.rate, Again: slowUs, Spent: c.spent + c.spentUnseen(), Day: c.day}
 	}
 	if c != nil && c.version > Version {
 		return refuse(Newer)
@@ -228,6 +271,9 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 					c.unseen -= lost
 					c.changed++
 					lost = 0
+					if q.Limit > 0 {
+						c.spentSeen += max(q.Used, q.Limit)
+					}
 				}
 				if before.lease >= 0 {
 					proven = before.order
@@ -262,9 +308,13 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		if c.count == 0 && c.missing() == 0 {
 			delete(s.clusters, key)
 		}
-		return Answer{Status: OK, Turn: turn, Epoch: c.epoch, Order: c.order, Again: slowUs, Members: c.count, Rate: c.rate}
+		out := refuse(OK)
+		out.Turn = turn
+		return out
 	}
+	earlier := c.takeOut(before, known, q)
 	m := simMember{
+		day: c.day, instance: q.Instance, earlier: earlier,
 		order: c.order, proven: proven, claim: has, safe: safe, rate: q.Rate, weight: q.Weight, floor: q.Floor, share: q.Share,
 		wants: q.Wants, demand: q.Demand, speaks: q.Speaks, turn: turn, seq: q.Seq, lost: lost, lease: -1,
 	}
@@ -312,6 +362,13 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 	if m.counted < m.safe {
 		c.oldestProven = min(c.oldestProven, proven)
 	}
+	out.Limit = c.limitOf(q, earlier, out.Status == Quiet || lost > 0)
+	m.limit = max(q.Used, q.Limit, out.Limit)
+	if known && turn != before.turn && q.Instance == before.instance {
+		m.limit = max(m.limit, before.limit)
+	}
+	c.spent += earlier + m.limit
+	out.Spent, out.Day = c.spent+c.spentUnseen(), c.day
 	c.members[name] = m
 	out.Known, out.Members, out.Rate = c.safes+max(0, c.missing()-c.unseen), c.count, c.rate
 	return out

@@ -48,35 +48,40 @@ const (
 	ipv4, ipv6, downloadMin, uploadMin, downloadMax, uploadMax, remark = "ipv4", "ipv6", "downloadmin", "uploadmin", "downloadmax", "uploadmax", "comment"
 )
 
-var columnNames = map[string]string{"circuitiddonotduplicate": circuitID, "id": circuitID, "hostname": deviceName, "ap": parentNode}
+var libreqosNames = map[string]string{"circuitiddonotduplicate": circuitID, "id": circuitID, "hostname": deviceName, "ap": parentNode}
 
 // maxID leaves room for the ending of a pool's name.
 const maxID = policy.MaxName - 8
 
 // headerName returns a column's name without case, punctuation and unit, which differ
 // between versions.
-func headerName(s string) string {
-	s = strings.Map(func(r rune) rune {
+func (s *shapedDevices) headerName(of string) string {
+	of = strings.Map(func(r rune) rune {
 		if unicode.IsLetter(r) || unicode.IsDigit(r) {
 			return unicode.ToLower(r)
 		}
 		return -1
-	}, s)
-	s = strings.TrimSuffix(s, "mbps")
-	return cmp.Or(columnNames[s], s)
+	}, of)
+	of = strings.TrimSuffix(of, "mbps")
+	return cmp.Or(s.names[of], of)
 }
 
 // shapedDevices reads a ShapedDevices.csv.
 type shapedDevices struct {
 	*collector
 	LibreQoSOptions
-	file   string
-	text   []byte
-	lines  [][]byte
-	csv    *csv.Reader
-	at     map[string]int // the index of each column
-	header []string
-	errors policyfile.Errors
+	file       string
+	text       []byte
+	lines      [][]byte
+	csv        *csv.Reader
+	at         map[string]int // the index of each column
+	header     []string
+	names      map[string]string // other names of columns
+	such       string            // columns that the header may have, for advice
+	check      func()            // checks the header
+	take       func()            // takes a row
+	semicolons bool              // may be between columns
+	errors     policyfile.Errors
 
 	// The current row: a device of a subscriber.
 	fields int // in the file
@@ -129,15 +134,16 @@ type LibreQoSOptions struct {
 // LibreQoS imports a ShapedDevices.csv, and the tree of nodes in a network.json unless its Text is
 // nil. Mistakes in the rows are an error of type policyfile.Errors.
 func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
-	s := &shapedDevices{
-		collector: newCollector(), file: devices.Name, LibreQoSOptions: o,
-		keys:     [ways]tableKey{{o.Device, policy.Egress}, {o.Device, policy.Ingress}},
-		circuits: map[string]*circuit{}, owners: map[netip.Prefix]*csvRow{}, protected: map[string]bool{}, at: map[string]int{},
+	s := newShapedDevices(devices, o)
+	s.names, s.such, s.take = libreqosNames, "IPv4 and Download Max Mbps", s.device
+	s.check = func() {
+		if !s.has(ipv6) || s.has(ipv4) {
+			s.need(ipv4, "IPv4")
+		}
+		s.need(downloadMax, "Download Max Mbps")
+		s.need(uploadMax, "Upload Max Mbps")
 	}
 	s.protect = ", or keep some by --protect"
-	if o.Upload != "" {
-		s.keys[up] = tableKey{o.Upload, policy.Egress}
-	}
 	s.note("LibreQoS queues excess packets, and these rules drop them; to mark them first, write 'defaults: {excess: ecn}' above devices")
 	var err error
 	if network.Text != nil {
@@ -145,10 +151,7 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 			return Imported{}, err
 		}
 	}
-	if s.text, err = input.All(devices.Text); err != nil {
-		return Imported{}, err
-	}
-	if err := s.read(); err != nil {
+	if err := s.read(devices.Text); err != nil {
 		return Imported{}, err
 	}
 	for _, c := range s.order {
@@ -168,8 +171,23 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	return s.imported(), nil
 }
 
-// read reads all rows. An error is of type policyfile.Errors.
-func (s *shapedDevices) read() error {
+func newShapedDevices(devices File, o LibreQoSOptions) *shapedDevices {
+	s := &shapedDevices{
+		collector: newCollector(), file: devices.Name, LibreQoSOptions: o,
+		keys:     [ways]tableKey{{o.Device, policy.Egress}, {o.Device, policy.Ingress}},
+		circuits: map[string]*circuit{}, owners: map[netip.Prefix]*csvRow{}, protected: map[string]bool{}, at: map[string]int{},
+	}
+	if o.Upload != "" {
+		s.keys[up] = tableKey{o.Upload, policy.Egress}
+	}
+	return s
+}
+
+// read reads all rows. Mistakes in them are an error of type policyfile.Errors.
+func (s *shapedDevices) read(from io.Reader) (err error) {
+	if s.text, err = input.All(from); err != nil {
+		return err
+	}
 	if !s.readHeader() {
 		return s.errors
 	}
@@ -215,10 +233,13 @@ func (s *shapedDevices) readHeader() bool {
 	s.lines = bytes.Split(s.text, []byte("\n"))
 	s.csv = csv.NewReader(bytes.NewReader(s.text))
 	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
+	if first := s.lines[0]; s.semicolons && bytes.ContainsRune(first, ';') && !bytes.ContainsRune(first, ',') {
+		s.csv.Comma = ';'
+	}
 	header, err := s.csv.Read()
 	switch {
 	case err == io.EOF:
-		s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
+		s.wrong(1, 1, "there is no header; the first line names the columns, such as %s", s.such)
 		return false
 	case err != nil:
 		s.syntax(err)
@@ -226,15 +247,11 @@ func (s *shapedDevices) readHeader() bool {
 	}
 	s.header, s.fields = slices.Clone(header), len(header)
 	for i, h := range s.header {
-		s.at[headerName(h)] = i
+		s.at[s.headerName(h)] = i
 	}
-	if !s.has(ipv6) || s.has(ipv4) {
-		s.need(ipv4, "IPv4")
-	}
-	s.need(downloadMax, "Download Max Mbps")
-	s.need(uploadMax, "Upload Max Mbps")
+	s.check()
 	for i, h := range s.header {
-		if last := s.at[headerName(h)]; len(s.errors) == 0 && last != i && h != "" {
+		if last := s.at[s.headerName(h)]; len(s.errors) == 0 && last != i && h != "" {
 			s.problem(last, "the column %.40q appears twice; remove one", h)
 		}
 	}
@@ -246,8 +263,8 @@ func (s *shapedDevices) has(column string) bool { _, found := s.at[column]; retu
 // need adds an error if a column does not exist, unless there is one already.
 func (s *shapedDevices) need(column, name string) {
 	if !s.has(column) && len(s.errors) == 0 {
-		s.problem(0, "there is no column %s; the columns are %.100q; give a ShapedDevices.csv, with commas between columns",
-			name, strings.Join(s.header, ","))
+		s.problem(0, "there is no column %s; the columns are %.100q; give a file with columns such as %s, and commas between them",
+			name, strings.Join(s.header, ","), s.such)
 	}
 }
 
@@ -294,18 +311,18 @@ func (s *shapedDevices) row(record []string) {
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
 		return
 	case len(record) >= n:
-		s.device()
+		s.take()
 		return
 	}
 	// Some files have the columns for numbers of nodes only in the header.
 	for i, h := range s.header {
-		if h := headerName(h); h == nodeID || h == anchorID {
+		if h := s.headerName(h); h == nodeID || h == anchorID {
 			s.record = slices.Insert(slices.Clone(s.record), min(i, len(s.record)), "")
 		}
 	}
 	before := len(s.errors)
 	if len(s.record) == n {
-		if s.device(); len(s.errors) == before {
+		if s.take(); len(s.errors) == before {
 			s.note("rows with fewer columns than the header were read without Parent Node ID and Anchor Node ID; check one of them")
 			return
 		}
@@ -364,6 +381,12 @@ func (s *shapedDevices) device() {
 	note("site ", site)
 	note("", oneLine(s.cell(remark)))
 	r.note = cut(strings.Join(notes, "; "), policy.MaxNote)
+	s.own(r, networks)
+}
+
+// own adds a row to its circuit, with those of its addresses that no other circuit has.
+func (s *shapedDevices) own(r *csvRow, networks []netip.Prefix) {
+	first := r.of
 	for _, p := range networks {
 		switch owner := s.owners[p]; {
 		case owner == nil:
@@ -427,13 +450,14 @@ func matches(pattern, text string) bool {
 	return match
 }
 
+// networks are those in a cell of a column, which is for one family if it is ipv4 or ipv6.
 func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
 	separates := func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) }
 	for _, word := range strings.FieldsFunc(s.cell(column), separates) {
 		switch p, err := policy.ParsePrefix(word); {
 		case err != nil:
 			s.problem(s.at[column], "%v", err)
-		case p.Addr().Is4() != (column == ipv4):
+		case column == ipv4 && p.Addr().Is6(), column == ipv6 && p.Addr().Is4():
 			s.problem(s.at[column], "%s is in the column %s; move it to the other one", word, s.header[s.at[column]])
 		default:
 			all = append(all, p)

@@ -340,7 +340,7 @@ func TestLibreQoSCutOff(t *testing.T) {
 	for _, header := range []string{oldHeader, newHeader} {
 		cells := make([]string, strings.Count(header, ",")+1)
 		for i, h := range strings.Split(strings.TrimSpace(header), ",") {
-			switch headerName(h) {
+			switch newShapedDevices(File{}, LibreQoSOptions{}).headerName(h) {
 			case "circuitname":
 				cells[i] = `"Müller, Lindenallee"`
 			case "ipv4":

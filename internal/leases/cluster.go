@@ -225,7 +225,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		all = append(all, cluster.Pool{
 			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
-			Lease: l, Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
+			Lease: l, Passed: counted.PassedBytes, Refused: counted.DroppedBytes, Quota: pools.ClusterQuota(e, maps.Now()),
 		})
 	}
 	return all

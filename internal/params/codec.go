@@ -1,6 +1,7 @@
 package params
 
 import (
+	"hash/crc32"
 	"net/netip"
 	"time"
 	"unsafe"
@@ -57,7 +58,7 @@ var (
 		policy.Bytes: uint32(bpf.AbiUnitCOUNTS_BYTES), policy.Packets: uint32(bpf.AbiUnitCOUNTS_PACKETS),
 		policy.Flows: uint32(bpf.AbiUnitCOUNTS_FLOWS), policy.InQuota: uint32(bpf.AbiUnitCOUNTS_QUOTA),
 	}
-	shareFlags     = []uint32{
+	shareFlags = []uint32{
 		policy.ShareNone: 0, policy.ShareHost: Host << bpf.AbiLayoutSHARE_FLAGS, policy.ShareSubnet: Subnet << bpf.AbiLayoutSHARE_FLAGS,
 		policy.ShareFlow: Flow << bpf.AbiLayoutSHARE_FLAGS, policy.ShareMember: ShareMember,
 	}
@@ -117,6 +118,9 @@ func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 	switch c := r.Colours; {
 	case r.Unit != policy.Bytes:
 		t.Within = units[r.Unit]
+		if r.Unit == policy.InQuota {
+			d.Members = crc32.ChecksumIEEE([]byte(r.Cluster.Name)) // 0 without one
+		}
 	case r.Algorithm.HasColours():
 		t.Within = uint32(c.Green-1) | uint32(c.Yellow-1)<<8 | uint32(c.Red-1)<<16
 		if c.Aware {

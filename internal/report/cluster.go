@@ -22,10 +22,12 @@ type ClusterStatus struct {
 	LeasedBits uint64 `json:"leased_bits_per_second"` // what all members together may use
 	UseBits    uint64 `json:"use_bits_per_second"`    // of all live members
 	// MissingBits is reserved for the safe shares of hosts that have not come back since the store was emptied.
-	MissingBits uint64          `json:"missing_bits_per_second"`
-	Members     []ClusterMember `json:"members"`
-	ForgetHost  string          `json:"-"` // the command that frees the share of a silent member, but for its host
-	ForgetLost  string          `json:"-"` // the command that frees MissingBits
+	MissingBits       uint64          `json:"missing_bits_per_second"`
+	QuotaBytes        uint64          `json:"quota_bytes"`         // with the grace; 0 for none
+	QuotaGrantedBytes uint64          `json:"quota_granted_bytes"` // what all hosts together may use of it by now, also those that are gone
+	Members           []ClusterMember `json:"members"`
+	ForgetHost        string          `json:"-"` // the command that frees the share of a silent member, but for its host
+	ForgetLost        string          `json:"-"` // the command that frees MissingBits
 }
 
 // A ClusterMember is a pool of a host in a cluster.
@@ -45,6 +47,10 @@ type ClusterMember struct {
 	LeaseBits  uint64  `json:"lease_bits_per_second"`  // what it was granted
 	SafeBits   uint64  `json:"safe_bits_per_second"`   // what it has without a lease
 	ClaimBits  uint64  `json:"claim_bits_per_second"`  // the most that it may be using
+	// UsedBytes is what it used of the quota in this period by its last request; null without a quota.
+	UsedBytes *uint64 `json:"quota_used_bytes"`
+	// GrantedBytes is up to what it may use it; null without a quota.
+	GrantedBytes *uint64 `json:"quota_granted_bytes"`
 }
 
 // States of a ClusterMember.
@@ -81,7 +87,11 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	if silent > 0 {
 		hosts += fmt.Sprintf(" (%d silent)", silent)
 	}
-	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased\n", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, Bits(c.UseBits), Bits(c.LeasedBits))
+	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, Bits(c.UseBits), Bits(c.LeasedBits))
+	if c.QuotaBytes > 0 {
+		fmt.Fprintf(w, "; %s of the quota of %s used or granted", Bytes(c.QuotaGrantedBytes), Bytes(c.QuotaBytes))
+	}
+	fmt.Fprintln(w)
 	if len(c.Members) > 0 {
 		if err := writeTable(w, c.Members, c.columns(), width); err != nil {
 			return err
@@ -153,6 +163,8 @@ func (c *ClusterStatus) columns() []column[ClusterMember] {
 	add("DEMAND", 1, func(m *ClusterMember) uint64 { return m.DemandBits })
 	add("USE", 0, func(m *ClusterMember) uint64 { return m.UseBits })
 	add("LEASE", 0, func(m *ClusterMember) uint64 { return m.LeaseBits })
+	option("USED", func(m *ClusterMember) string { return optional(m.UsedBytes, Bytes) })
+	option("GRANTED", func(m *ClusterMember) string { return optional(m.GrantedBytes, Bytes) })
 	add("SAFE", 2, func(m *ClusterMember) uint64 { return m.SafeBits })
 	return append(columns,
 		column[ClusterMember]{head: "AGE", right: true, always: true, cell: func(m *ClusterMember) string { return time.Duration(m.AgeNS).String() }},

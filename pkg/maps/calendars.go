@@ -103,17 +103,25 @@ func (cs *clocks) wall(now uint64) uint64 {
 	return uint64(ts.Nano()) - (Now() - now)
 }
 
+const tickMask = 1<<model.TickBits - 1
+
+// begins is when the present period of a calendar began, and the time when a tick began, both in ns of CLOCK_TAI; 0 if it is not known.
+func (cs *clocks) begins(calendar uint32, now uint64) (began, wall uint64) {
+	c := &cs.calendars[calendar-1]
+	wall = cs.wall(now &^ tickMask)
+	if at := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall }); at > 0 {
+		began = c.Begins[at-1]
+	}
+	return began, wall
+}
+
 // began is the tick with which the present period of a calendar began: period_began of bpf/look.h.
 func (cs *clocks) began(calendar uint32, now uint64) uint32 {
-	const mask = 1<<model.TickBits - 1
-	edge := now &^ mask
-	wall := cs.wall(edge)
-	c := &cs.calendars[calendar-1]
-	at := sort.Search(len(c.Begins), func(i int) bool { return atomic.LoadUint64(&c.Begins[i]) > wall }) - 1
-	if at < 0 {
+	began, wall := cs.begins(calendar, now)
+	if began == 0 {
 		return model.Tick(now) - 1<<30
 	}
-	return model.Tick(edge - (wall - c.Begins[at]) + mask)
+	return model.Tick(now&^tickMask - (wall - began) + tickMask)
 }
 
 // ends is how long (ns) the present period of a calendar lasts from now on.
@@ -147,8 +155,10 @@ func quotaBytes(level uint64) uint64 { return (level + 1<<model.QuotaBits - 1) >
 
 func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
 	q.UsedBytes = quotaBytes(level)
-	q.LeftBytes = e.Capacity - min(e.Capacity, q.UsedBytes)
-	if v := cs.current(e.ID); v.Calendar > 0 {
+	v := cs.current(e.ID)
+	q.LeftBytes = v.Limit >> model.QuotaBits
+	q.LeftBytes -= min(q.LeftBytes, q.UsedBytes)
+	if v.Calendar > 0 {
 		q.EndsNS = cs.ends(v.Calendar, now)
 	}
 	return q

@@ -278,6 +278,7 @@ func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, at when)
 	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
 	next.Encode(want, old.Salt, pool, its)
 	next.Share, next.Lease, next.Calendar, *next.Next = share, lease, calendar, 0
+	keepGranted(old, next)
 	s.Store.setLease(id, old, next, want)
 	if number := leaseNumber(old); number != 0 && at == later {
 		grace.Wait(s.Store.change, s.Store.leases[number-1].Replaced) // Time writes the one that is not in force

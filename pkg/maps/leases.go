@@ -24,6 +24,7 @@ type Lease struct {
 	Until uint64      // ns on the monotonic clock; 0 if no lease was ever granted
 	Known uint64      // bits per second: the sum of the safe shares of all hosts, as the store knew it
 	Epoch uint64      // of the store
+	Grant Grant       // beside the lease, which does not keep it
 }
 
 // inherited is what a pool keeps of a lease when it becomes another: as large a part of its rate if that is lower, because its
@@ -61,7 +62,7 @@ func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
 
 func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 	of := &l.Set[set]
-	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set], l.Known[set], l.Epoch[set]}
+	return Lease{Rate: policy.Rate(of.Cold[0].RateBits), Safe: policy.Rate(of.Cold[1].RateBits), Until: l.Until[set], Known: l.Known[set], Epoch: l.Epoch[set]}
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule. While a change of the pool is
@@ -80,6 +81,7 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	if v.Reverted || undecided {
 		grace.Wait(s.Store.change, s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
 	}
+	s.Store.grant(id, l.Grant)
 	rule := s.Store.entry(id, pool, v, s.Store.phase()).Rule
 	l.Rate, l.Safe = min(l.Rate, rule.Rate), min(l.Safe, rule.Rate)
 	s.Store.renew(id, v, rule, l)

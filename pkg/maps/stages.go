@@ -79,6 +79,7 @@ func (bs *buckets) otherOf(e Entry, match policy.Match, flow Flow, now uint64) m
 	o := model.Other{Limit: model.NewLimit(e.Rule), Unit: e.Unit}
 	v := bs.current(e.ID)
 	o.Meter = bs.meterAt(v, now)
+	o.Capacity = v.Limit // of a cluster, what is granted
 	if o.Level = bs.SharedLevel(e, now); e.Each.Kind != policy.EachAll {
 		if key := makeKey(e.ID, e.Each, match, flow); bs.canHaveSlot(key, now) {
 			o.Level = bs.levelOf(key, now)

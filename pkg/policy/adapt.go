@@ -173,4 +173,4 @@ type Lessor struct {
 func (r *Rule) Lessor() Lessor { return Lessor{r.Cluster.Name, r.Adapt.Min != 0} }
 
 // HasLeases reports whether r has its rate by leases.
-func (r *Rule) HasLeases() bool { return r.Lessor() != Lessor{} }
+func (r *Rule) HasLeases() bool { return r.Pool && r.Lessor() != Lessor{} }

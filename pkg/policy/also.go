@@ -45,7 +45,7 @@ const (
 // Chained returns the first of the other limits of r, of which the next one is that of the result; false for none. The limit after
 // a quota is in force while that is used up.
 func (r Rule) Chained() (next Rule, ok bool) {
-	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Also: r.Also}
+	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Also: r.Also, Cluster: Cluster{Name: r.Cluster.Name}}
 	switch a := &next.Also; {
 	case a.Flows != 0:
 		next.Unit, next.Rate, next.Capacity = Flows, a.Flows.rate(), uint64(a.FlowBurst)
@@ -57,7 +57,7 @@ func (r Rule) Chained() (next Rule, ok bool) {
 		next.Unit, next.Capacity = InQuota, a.Quota.Bytes+a.Grace
 		next.Algorithm, next.Excess = Leaky, Delay // a change keeps what is used, not what is left
 	case a.Quota.Bytes != 0 && a.Then != ThenDrop:
-		next.Rate, next.Capacity, next.Also = Rate(a.Then), DefaultCapacity(Rate(a.Then)), Also{}
+		next.Rate, next.Capacity, next.Also, next.Cluster = Rate(a.Then), DefaultCapacity(Rate(a.Then)), Also{}, Cluster{}
 	default:
 		return Rule{}, false
 	}
@@ -319,6 +319,8 @@ func checkThen(r *Rule) error {
 		return errors.New("then is missing; say what comes after the quota: a rate such as 5mbit, or drop")
 	case t != ThenDrop && Rate(t) > r.Rate:
 		return fmt.Errorf("then %v is above the rate %v; lower it", t, r.Rate)
+	case r.Cluster.Name != "" && r.Also.Quota.Period.Rolling() != 0:
+		return fmt.Errorf("quota %v comes back steadily, which hosts of a cluster cannot share; give a day, week or month, or no cluster", r.Also.Quota)
 	}
 	return nil
 }
