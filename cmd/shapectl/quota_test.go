@@ -47,8 +47,15 @@ func TestQuotaIsTold(t *testing.T) {
 			}
 		}
 	}
+	r.ok("set", "va", "egress", "10.0.2.0/24", "--pps", "1", "--pps-burst", "1")
+	for host, says := range map[string]string{"10.0.1.8": "as the quota is used up; it conforms in 19h", "10.0.2.8": "as there are too many packets; it conforms in"} {
+		r.send(host, 9, 1000)
+		if got := r.ok("explain", "va", "egress", host); !strings.Contains(bare(got), says) {
+			t.Errorf("%s: not %q:\n%s", host, says, got)
+		}
+	}
 	buckets := r.show("--buckets", "va", "egress", "10.0.1.0/24")[0].Buckets
-	if i := slices.IndexFunc(buckets, func(b live.Bucket) bool { return b.Name == "10.0.1.8" }); i < 0 || *buckets[i].UsedBytes != 42000 || *buckets[i].LeftBytes != 50<<10-42000 {
+	if i := slices.IndexFunc(buckets, func(b live.Bucket) bool { return b.Name == "10.0.1.8" }); i < 0 || *buckets[i].UsedBytes != 51000 || *buckets[i].LeftBytes != 200 {
 		t.Errorf("the buckets are %+v", buckets)
 	}
 }
