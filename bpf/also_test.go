@@ -225,3 +225,50 @@ func TestFlowsBegin(t *testing.T) {
 		}
 	}
 }
+
+// Over every window of t, at most burst + rate*t packets or new flows pass, and at least rate*t - burst - 1 while more are offered. A
+// quota passes what is left of it and, steadily, quota*t/period; beyond it, what the rate after it allows.
+func TestWindowsOfOtherLimits(t *testing.T) {
+	for _, c := range []struct {
+		options     []string
+		burst, rate float64 // in packets, or bytes
+		bytes       bool
+	}{
+		{[]string{"pps", "700", "pps-burst", "20"}, 20, 700, false},
+		{[]string{"new-flows", "300", "new-flows-burst", "7"}, 7, 300, false},
+		{[]string{"quota", "50000b/1h", "then", "drop"}, 50000, 50000. / 3600, true},
+		{[]string{"quota", "50000b/month", "then", "1mbit"}, 50000 + 131072, 125000, true},
+	} {
+		t.Run(c.options[0]+" "+c.options[1], func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 16, Buckets: 1 << 14, Labels: 16, Also: true}, egress())
+			r.put(limited(t, c.options...), 0)
+			var at, sum []float64 // of packets that passed: when, in s, and how many there were before
+			now, passed, largest := uint64(1e9), 0.0, 1.0
+			for i := range 6000 {
+				now += rand.Uint64N(600_000)
+				frame := udp(addr(near4), farHost(1), rand.IntN(200))
+				frame[34], frame[35] = byte(i>>8), byte(i) // each begins a flow
+				if verdict, _ := send(t, r.program(), frame, meta{now: now}); verdict != next {
+					continue
+				}
+				at, sum = append(at, float64(now)/1e9), append(sum, passed)
+				n := 1.0
+				if c.bytes {
+					n, largest = float64(len(frame)), max(largest, float64(len(frame)))
+				}
+				passed += n
+			}
+			sum = append(sum, passed)
+			for i := range at {
+				for j := i; j < len(at); j++ {
+					if in, most := sum[j+1]-sum[i], c.burst+c.rate*(at[j]-at[i]); in > most+1e-6 {
+						t.Fatalf("%v passed in %v s, want at most %v", in, at[j]-at[i], most)
+					}
+				}
+			}
+			if least := c.rate*(at[len(at)-1]-at[0]) - c.burst - largest; passed < least || len(at) == 6000 {
+				t.Errorf("%v passed, want at least %v", passed, least)
+			}
+		})
+	}
+}

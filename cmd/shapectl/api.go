@@ -58,6 +58,7 @@ var apiCommands = []apiCommand{
 	{name: "set", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "delete", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "flush", changes: true, forms: []string{"device direction"}},
+	{name: "topup", changes: true, forms: []string{"device direction network size", "device direction network host size", "named size", "named direction size", "named host size"}},
 	{name: "line", changes: true, forms: []string{"device state"}},
 	{name: "apply", changes: true, forms: []string{policyText}},
 	{name: "confirm", changes: true},

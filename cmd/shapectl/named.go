@@ -42,6 +42,7 @@ type ruleName struct {
 	direction *policy.Direction // nil for both
 	kind      string            // it is only the name of this; "" for anything
 	isNew     bool              // it is that of a new pool
+	rest      []string          // the arguments behind it, for commands that an error suggests
 	flags     string            // those that were given, each after a space, for commands that an error suggests
 }
 
@@ -74,7 +75,7 @@ func (e *env) named(verb, kind string, of ruleName) string {
 	if kind != "" {
 		verb += " --kind " + kind
 	}
-	return e.suggest(verb+of.flags, of.words()...)
+	return e.suggest(verb+of.flags, append(of.words(), of.rest...)...)
 }
 
 func (of ruleName) String() string { return strings.Join(of.words(), " ") }

@@ -20,7 +20,7 @@ import (
 
 // apiAnswers are the types of what commands print, as json.md has them.
 var apiAnswers = map[string][]string{
-	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"},
+	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"}, "topup": {"list of toppedUp"},
 	"line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},

@@ -353,7 +353,7 @@ var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list", "Line": "`line`",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "ChangeSummary": "`diff --summary`: a list", "Imported": "`import`",
 	"Top": "`top`", "RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
-	"Replay": "`replay --summary`", "Packet": "`replay`: an object on each line", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
+	"Replay": "`replay --summary`", "Packet": "`replay`: an object on each line", "Delivery": "`report`: a list", "version": "`version`", "toppedUp": "`topup`: a list", "limited": "`serve`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"ClusterStatus": "`cluster status`", "forgotten": "`cluster forget`",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",

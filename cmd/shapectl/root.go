@@ -281,7 +281,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		},
 	})
 	groups := []commandGroup{
-		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
+		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), topupCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), explainCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{serveCommand(e), completionCommand(e), version}},
@@ -313,7 +313,7 @@ func must(err error) {
 
 // options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), State: e.getenv("SHAPECTL_STATE"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -352,6 +352,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 			err = f(n)
 			if collected := n.Collected; err == nil && len(collected) > 0 {
 				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
+			}
+			if trouble := n.Trouble(); trouble != nil {
+				e.say("shapectl: %w", trouble)
 			}
 			return err
 		})

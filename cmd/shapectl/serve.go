@@ -84,8 +84,9 @@ FILE is written again. While there is no FILE, serve sets no rules.
 
 serve attaches programs again that something else has detached, within ten seconds. It adapts the rates of pools with
 --adapt-min to the latency of the line. It removes the state of deleted devices and network namespaces, and an hour
-after a change that of devices and directions without rules. Rollback is no longer possible once serve has freed that
-state, changed the rules of a host, given a guarantee, or removed the pool of a deleted device.
+after a change that of devices and directions without rules. It keeps what is used of quotas for a reboot. Rollback is
+no longer possible once serve has freed that state, changed the rules of a host, given a guarantee, or removed the pool
+of a deleted device.
 
 With --cluster-store or SHAPECTL_STORE, serve gets leases on the rates of clusters from a store that hosts share: Redis
 (6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. Each host
@@ -373,6 +374,8 @@ func (e *env) serve(o serveOptions) error {
 		c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
 		d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
 	}
+	k := &quotaKeeper{env: e, options: options, Pulse: make(pulse.Pulse)}
+	d.add("quotas", k.run, k.Alive, func() string { return "" })
 	if o.cluster.URL != "" {
 		r, err := e.clusterLeases(&o.cluster, o.host, options)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
+	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // helpTopics are pages of help that belong to no command.
@@ -66,12 +67,13 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 		{
 			Use:   "environment",
 			Short: "Environment variables",
-			Long: `SHAPECTL_STORE is set where several hosts share rates. SHAPECTL_HOOK and SHAPECTL_BPFFS are for tests and for
-unusual hosts.
+			Long: `SHAPECTL_STORE is set where several hosts share rates. SHAPECTL_HOOK, SHAPECTL_BPFFS and SHAPECTL_STATE are for
+tests and for unusual hosts.
 
   SHAPECTL_STORE  the URL of the store for serve and cluster, if no flag has it
   SHAPECTL_HOOK   tcx or clsact: the way to attach to devices without rules
   SHAPECTL_BPFFS  the bpffs for pins (default ` + bpffs.Default + `)
+  SHAPECTL_STATE  the directory for what is used of quotas (default ` + loader.StateDir + `; none with another bpffs)
   COLUMNS         the width of text output (default: that of the terminal)
   NO_COLOR        if it is set, top shows no colours
   TERM            if it is dumb, top shows no screen

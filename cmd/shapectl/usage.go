@@ -32,6 +32,7 @@ func synonyms(command string) []string {
 		"set":      {"add", "change", "limit", "replace"},
 		"serve":    {"agent", "daemon", "monitor", "watch"},
 		"show":     {"list", "ls", "stats", "status"},
+		"topup":    {"credit", "refill"},
 	}[command]
 }
 

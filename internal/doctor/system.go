@@ -127,7 +127,7 @@ func (f *Facts) checkPeriods() {
 		}
 		if p.Known < fewPeriods {
 			f.say(nil, report.Warning, "quotas", fmt.Sprintf("only %s of quotas by %q are known; after the last one, no quota begins anew", plain.Count(p.Known, "later period"), p.Name),
-				"start "+f.suggest("serve")+", which renews them; if it runs, see that the clock is right")
+				"any command that changes a rule renews them, as "+f.suggest("serve")+" does; if that fails, see that the clock is right")
 		}
 	}
 	if f.Unset && len(f.Periods) > 0 {

@@ -1,4 +1,4 @@
-// Package input reads whole files, up to a maximum size.
+// Package input reads whole files, up to a maximum size, and replaces them.
 package input
 
 import (
@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 )
@@ -79,4 +81,47 @@ func File(name string) ([]byte, error) {
 		return nil, &os.PathError{Op: "read", Path: name, Err: err}
 	}
 	return text, nil
+}
+
+// Update replaces a file atomically and durably by what next makes of that which File returns. It creates the directory if it is
+// missing. One process at a time updates files of a directory.
+func Update(path string, next func(have []byte, err error) []byte) error {
+	parent := filepath.Dir(path)
+	if err := os.Mkdir(parent, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	dir, err := os.Open(parent)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	// All processes use the same temporary name, so that killed ones leave at most one file.
+	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", parent, err)
+	}
+	have, err := File(path)
+	text := next(have, err)
+	if err == nil && bytes.Equal(have, text) {
+		return nil
+	}
+	aside := path + ".new"
+	if err = write(aside, text); err == nil {
+		err = os.Rename(aside, path)
+	}
+	if err != nil {
+		os.Remove(aside) // if it exists
+		return err
+	}
+	return dir.Sync()
+}
+
+// write writes a file and syncs it to disk.
+func write(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	// Chmod, because of the umask, and because the file may exist with another mode.
+	return errors.Join(err, f.Chmod(0o640), f.Sync(), f.Close())
 }

@@ -2,14 +2,10 @@
 package lastgood
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -75,47 +71,8 @@ func Check(path string) error {
 // Keep replaces the last good policy atomically and durably. It creates the directory
 // if it is missing.
 func Keep(path string, text []byte) error {
-	if err := keep(path, text); err != nil {
+	if err := input.Update(path, func([]byte, error) []byte { return text }); err != nil {
 		return fmt.Errorf("save the last good policy: %w", err)
 	}
 	return nil
-}
-
-func keep(path string, text []byte) error {
-	if have, err := input.File(path); err == nil && bytes.Equal(have, text) {
-		return nil
-	}
-	parent := filepath.Dir(path)
-	if err := os.Mkdir(parent, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	dir, err := os.Open(parent)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	// All processes use the same temporary name, so that killed ones leave at most one file.
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", parent, err)
-	}
-	next := path + ".new"
-	if err = write(next, text); err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
-		os.Remove(next) // if it exists
-		return err
-	}
-	return dir.Sync()
-}
-
-// write writes a file and syncs it to disk.
-func write(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	// Chmod, because of the umask, and because the file may exist with another mode.
-	return errors.Join(err, f.Chmod(0o640), f.Sync(), f.Close())
 }

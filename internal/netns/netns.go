@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -117,6 +118,31 @@ func open(name string) (netns.NsHandle, error) {
 	}
 	return fd, err
 }
+
+// Named is the name in Dir of the thread's network namespace; "" for none. first says that it is that of the host, or of the container.
+func Named() (name string, first bool) {
+	var own unix.Stat_t
+	if unix.Stat("/proc/thread-self/ns/net", &own) != nil {
+		return "", false
+	}
+	is := func(path string) bool {
+		var st unix.Stat_t
+		return unix.Stat(path, &st) == nil && st.Dev == own.Dev && st.Ino == own.Ino
+	}
+	if cookie, _ := Cookie(); cookie == hostCookie || is("/proc/1/ns/net") { // which units may not see
+		return "", true
+	}
+	names, _ := os.ReadDir(Dir)
+	for _, e := range names {
+		if is(filepath.Join(Dir, e.Name())) {
+			return e.Name(), false
+		}
+	}
+	return "", false
+}
+
+// hostCookie is the first that the kernel uses.
+const hostCookie = 1
 
 // ID identifies a network namespace, which is named as for In.
 func ID(name string) (id string, err error) {

@@ -50,6 +50,7 @@ const leastFiles = 256
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
 	BPFFS string // bpffs.Default if empty
+	State string // the directory for what is used of quotas; if empty StateDir, or none with another BPFFS
 	Mode  Mode   // Auto if empty
 	// SetupFQ sets up an fq on devices whose rules need one and that have none.
 	SetupFQ bool

@@ -180,6 +180,10 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 			return all, err
 		}
 	}
+	p.used = nil
+	if all.endQuotas(p) {
+		p.trouble = errors.Join(p.trouble, p.keepUsed())
+	}
 	err = p.changing(func() error { return hurry.Up(len(all), func() error { return all.apply(p, o) }) })
 	if err == nil && o.Confirm > 0 && p.state() == maps.Pending {
 		bpffs.Record(p.dir.pin(authorPin), Author{o.Author, p.store.Begins()}) // else nobody is told who it was
@@ -377,6 +381,7 @@ func (all orders) claim(p *pins) error {
 	if err != nil {
 		return err
 	}
+	p.store.Earlier = p.earlier
 	for _, o := range all {
 		if o.isPools() {
 			o.Close() // of the old generation

@@ -28,6 +28,8 @@ type pins struct {
 	options Options
 	place   place
 	unlock  func()
+	used    map[string]maps.Used // of quotas, before this command; nil until earlier reads it
+	trouble error                // see Namespace.Trouble
 }
 
 // removeHook removes a hook without rules, and frees its set.
@@ -171,6 +173,7 @@ func (p *pins) complete() error {
 			if err := p.settlePolicy(); err != nil {
 				return err
 			}
+			p.store.Unlock()
 			p.store.Abandon()
 		}
 		if err := p.bpfState.unify(); err != nil {
@@ -220,6 +223,9 @@ func (p *pins) heal() error {
 	}
 	if err := p.healMarks(); err != nil {
 		return err
+	}
+	if p.store != nil {
+		p.trouble = p.store.RenewCalendars()
 	}
 	if p.lost == "" && !bpffs.Exists(p.dir.pin(busyPin)) {
 		return nil

@@ -99,17 +99,21 @@ func (cs *clocks) fill(c *bpf.AbiCalendar) error {
 	if err != nil {
 		return err
 	}
-	ahead := uint64(0) // of TAI before UTC
-	wall := cs.wall(cs.now())
-	if !cs.virtual {
-		ahead = wall - uint64(time.Now().UnixNano())
-		ahead = (ahead + uint64(time.Second)/2) / uint64(time.Second) * uint64(time.Second)
-	}
-	now := time.Unix(0, int64(wall-ahead)).In(in)
+	now, ahead := cs.date(cs.now())
 	for i := range c.Begins {
-		atomic.StoreUint64(&c.Begins[i], uint64(policy.Period(period).Begins(now, i-1).UnixNano())+ahead)
+		atomic.StoreUint64(&c.Begins[i], uint64(policy.Period(period).Begins(now.In(in), i-1).UnixNano())+ahead)
 	}
 	return nil
+}
+
+// date is the time of the host's clock at now, which is not long ago, and how far (ns) TAI is ahead of it.
+func (cs *clocks) date(now uint64) (at time.Time, ahead uint64) {
+	wall := cs.wall(now)
+	if !cs.virtual {
+		ahead = wall - uint64(time.Now().UnixNano()-int64(Now()-now))
+		ahead = (ahead + uint64(time.Second)/2) / uint64(time.Second) * uint64(time.Second)
+	}
+	return time.Unix(0, int64(wall-ahead)), ahead
 }
 
 // wall is CLOCK_TAI at now, which is not long ago.

@@ -54,9 +54,9 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
 }
 
-// empty sets the level of a bucket to 0.
-func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
-	e := m.WithLevel(0, now)
+// setLevel sets the level of a bucket that no packet uses.
+func setLevel(b *bpf.AbiBucket, m model.Meter, level, now uint64) {
+	e := m.WithLevel(level, now)
 	atomic.StoreUint32(&b.Tick, e.Tick)
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }

@@ -6,14 +6,14 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all. A second limit that a
+// setCompanions sets up the companions, of the rule of or of one of these, that a change makes or alters, and returns the ids of all. A second limit that a
 // revert may bring back has no room meanwhile.
-func (s *Set) setCompanions(have, want policy.Rule, ids params.IDs, at when) (_ params.IDs, err error) {
+func (s *Set) setCompanions(of *policy.Rule, have, want policy.Rule, ids params.IDs, at when) (_ params.IDs, err error) {
 	for i := range params.Companions {
 		c, none := &params.Companions[i], policy.Rule{}
 		set := func(isNew bool, from, to policy.Rule, at when) {
 			if err == nil {
-				ids[i], err = s.write(placed{prefixes.Placed{ID: ids[i]}, isNew}, from, to, at)
+				ids[i], err = s.write(placed{prefixes.Placed{ID: ids[i]}, isNew}, of, from, to, at)
 			}
 		}
 		if spent, before, _, leaves := c.Both(want, have); leaves && spent != none && at == later {

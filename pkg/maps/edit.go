@@ -20,6 +20,9 @@ type index struct {
 	buckets
 	prefixes prefixes.Tables
 	known    *known
+
+	// Earlier is what was used of the quota of a place when the store did not have it. May be nil.
+	Earlier func(place string) (Used, bool)
 }
 
 // known is what a change of many rules needs to know of all rules.
@@ -221,11 +224,11 @@ func (s *index) free(id uint32) {
 func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 	if have != nil {
 		it, _ := s.find(want.Prefix)
-		_, err := s.write(placed{it, false}, *have, want, at)
+		_, err := s.write(placed{it, false}, &want, *have, want, at)
 		return err
 	}
 	it := prefixes.Placed{View: s.number, Key: s.Store.prefixes.Key(s.number, want.Prefix)}
-	id, err := s.write(placed{it, true}, policy.Rule{}, want, at)
+	id, err := s.write(placed{it, true}, &want, policy.Rule{}, want, at)
 	if err == nil {
 		err = step.Try("place a prefix")
 	}
@@ -243,8 +246,8 @@ func (s *Set) find(p netip.Prefix) (it prefixes.Placed, found bool) {
 }
 
 // write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
-// limit gets an id, which is returned.
-func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err error) {
+// limit gets an id, which is returned. It is that of the rule of or of one of its companions.
+func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, at when) (id uint32, err error) {
 	pool, err := s.Store.poolOf(want)
 	if err != nil {
 		return 0, err
@@ -261,7 +264,7 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 	if err := s.Store.labels.Write(id, next.Index, want); err != nil {
 		return 0, err
 	}
-	its, err := s.setCompanions(have, want, old.CompanionIDs(), at)
+	its, err := s.setCompanions(of, have, want, old.CompanionIDs(), at)
 	if err != nil {
 		return 0, err
 	}
@@ -283,7 +286,12 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		next.Salt ^= old.Scope() ^ next.Scope()
 	}
 	if next.Limited() && !old.Limited() {
-		empty(&r.Shared, s.Store.meterAt(next, s.Store.now()), s.Store.now())
+		now, level := s.Store.now(), uint64(0)
+		m := s.Store.meterAt(next, now)
+		if want.Unit == policy.InQuota {
+			level = s.usedBefore(id, next.Salt, s.place(*of), want, m, now)
+		}
+		setLevel(&r.Shared, m, level, now)
 		if !it.isNew {
 			s.Store.freeSlots(id)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -174,15 +175,15 @@ func (q *Quota) Set(s string) error {
 	if p := Period(period); !found || !calendarPeriod.MatchString(period) && p.Rolling() == 0 {
 		return fmt.Errorf("quota %.64q has no period that is known; write one such as 100gb/month, 100gb/month@15, 20gb/week, 5gb/day or 100gb/30d", s)
 	}
-	bytes, err := parseVolume("quota", size)
+	bytes, err := ParseVolume("quota", size)
 	if err == nil {
 		*q = Quota{bytes, Period(period)}
 	}
 	return err
 }
 
-// parseVolume parses a number of bytes of up to MaxQuota.
-func parseVolume(what, s string) (uint64, error) {
+// ParseVolume parses a number of bytes of up to MaxQuota.
+func ParseVolume(what, s string) (uint64, error) {
 	number, unit, err := splitNumber(what, s, "100gb")
 	if err != nil {
 		return 0, err
@@ -232,7 +233,7 @@ type volume struct {
 
 func (v volume) Set(s string) (err error) {
 	if *v.at = 0; s != zeroText {
-		*v.at, err = parseVolume(v.what, s)
+		*v.at, err = ParseVolume(v.what, s)
 	}
 	return err
 }
@@ -251,12 +252,16 @@ func graceText(bytes uint64) string {
 type Zone string
 
 // Location is the time zone.
-func (z Zone) Location() (*time.Location, error) {
+func (z Zone) Location() (in *time.Location, err error) {
+	if _, set := os.LookupEnv("TZ"); z == "" && !set { // time.Local never changes
+		if data, err := os.ReadFile("/etc/localtime"); err == nil {
+			return time.LoadLocationFromTZData("Local", data)
+		}
+	}
 	if z == "" {
 		return time.Local, nil
 	}
-	in, err := time.LoadLocation(string(z))
-	if err != nil {
+	if in, err = time.LoadLocation(string(z)); err != nil {
 		err = fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
 	}
 	return in, err

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/pulse"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// used is what is used of the only quota of a host or rule.
+func (r *rig) used(of string) (bytes uint64) {
+	r.t.Helper()
+	got := r.run(strings.Fields("topup " + of + " 4000tb")...) // refused
+	if _, says, found := strings.Cut(got.err, "only "); !found {
+		r.t.Fatal(got.err)
+	} else if n, _ := fmt.Sscanf(says, "%d B", &bytes); n == 0 && !strings.HasPrefix(says, "0 ") {
+		r.t.Fatal(got.err)
+	}
+	return bytes
+}
+
+// What is used of quotas outlives a kill of serve, a reboot, devices and rules. Bytes that are given back stay so.
+func TestQuotasAreKept(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	file := filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json")
+	const each, shared = "va egress 10.0.0.0/24", "va egress 10.1.0.0/24"
+	set := func() {
+		t.Helper()
+		r.run(strings.Fields("set " + each + " --each host --rate 1gbit --quota 1mb/month --then drop")...)
+		r.ok(strings.Fields("set up --new --rate 1gbit --quota 1mb/30d --then 1mbit")...)
+		r.ok(strings.Fields("set " + shared + " --within up --name alice")...)
+	}
+	isUsed := func(what string, host, pool uint64) {
+		t.Helper()
+		if a, b := r.used(each+" 10.0.0.7"), r.used("alice"); a != host || b+1 < pool || b > pool {
+			t.Errorf("%s: %d and %d bytes are used, want %d and %d", what, a, b, host, pool)
+		}
+	}
+	send := func() {
+		t.Helper()
+		sender := testenv.NewSender(t, "va")
+		testenv.Must(t, sender.Send(frameTo("10.0.0.7", 300)))
+		testenv.Must(t, sender.Send(frameTo("10.1.0.7", 200)))
+	}
+	remake := func() {
+		t.Helper()
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		testenv.Veth(t, "va", "vb")
+		set()
+	}
+	reboot := func() {
+		t.Helper()
+		testenv.Must(t, os.RemoveAll(filepath.Join(r.bpffs(), "shapectl")))
+		remake()
+	}
+	set()
+	send()
+	isUsed("after packets", 300, 200)
+	s := r.serve()
+	testenv.Must(t, s.cmd.Process.Kill())
+	s.cmd.Wait()
+	reboot()
+	isUsed("after a reboot", 300, 200)
+	send()
+	r.ok("delete", "va", "egress", "10.0.0.0/24")
+	r.ok("delete", "alice")
+	set()
+	isUsed("after delete", 600, 400)
+	send()
+	remake()
+	isUsed("of another device", 900, 600)
+	if says := r.ok(strings.Fields("topup " + each + " 10.0.0.7 100b")...); says != each+" 10.0.0.7: 800 B of 1.05 MB are used\n" {
+		t.Error(says)
+	}
+	r.refused(exitInput, " 10.0.0.8: only 0 are used", strings.Fields("topup "+each+" 10.0.0.8 1b")...)
+	r.refused(exitInput, "each host has a quota of its own", strings.Fields("topup "+each+" 1b")...)
+	r.refused(exitInput, "pool up: 10.0.0.7 has no quota of its own there", strings.Fields("topup alice 10.0.0.7 1b")...)
+	reboot()
+	isUsed("after topup and a reboot", 800, 600)
+	s = r.serve()
+	var all []toppedUp
+	testenv.Must(t, json.Unmarshal(s.ask(200, "topup", map[string]any{"named": "alice", "size": "all"}, "alice: 0 of"), &all))
+	if len(all) != 1 || all[0].Pool != "up" || all[0].UsedBytes != 0 {
+		t.Errorf("%+v", all)
+	}
+	send()
+	s.ends(syscall.SIGTERM)
+	r.ok("topup", "va", "egress", "10.0.0.0/24", "all")
+	isUsed("after all", 0, 200)
+	reboot()
+	isUsed("after all and a reboot", 0, 200)
+	for what, spoil := range map[string]func() error{
+		"invalid character": func() error { return os.WriteFile(file, []byte("{x"), 0o640) },
+		"other users can":   func() error { return os.Chmod(file, 0o666) },
+		"belongs to user":   func() error { return os.Chown(file, nobody, nobody) },
+	} {
+		r.run("flush", "--all") // warns of the last one
+		testenv.Must(t, spoil())
+		got := r.run(strings.Fields("set " + shared + " --rate 1gbit --quota 1mb/month --then drop --name alice")...)
+		if got.code != exitDone || !strings.Contains(got.err, what) || !strings.Contains(got.err, "new ones begin at 0") {
+			t.Errorf("%s: exit %d, %s", what, got.code, got.err)
+		}
+	}
+}
+
+// A device that serve limits, and that is made again, goes on with its quota.
+func TestQuotaOfADeviceThatComesBack(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	for i, match := range []string{"dst", "src", "src"} { // with the same rules, it has those of before
+		testenv.Must(t, os.WriteFile(file, fmt.Appendf(nil, "devices: {va: {egress: {match: %s, 10.0.0.0/8: {rate: 1gbit, quota: 1mb/month, then: drop}}}}", match), 0o600))
+		if i > 0 {
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+			testenv.Veth(t, "va", "vb")
+		} else {
+			r.serve(file)
+		}
+		testenv.Eventually(t, "the rule", func() bool {
+			rules := r.show()
+			return len(rules) > 0 && rules[0].Attached && rules[0].Match == match
+		})
+		if used := r.used("va egress 10.0.0.0/8"); used != uint64(300*i) {
+			t.Errorf("%d bytes are used after %d times 300", used, i)
+		}
+		frame := frameTo("10.0.0.7", 300)
+		copy(frame[26:30], []byte{10, 0, 0, 8})
+		testenv.Must(t, testenv.NewSender(t, "va").Send(frame))
+	}
+}
+
+// Commands that change something and serve renew the calendars of periods, and serve keeps what is used, again and again.
+func TestQuotasAreRenewed(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	r.ok(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --quota 1mb/day --then drop")...)
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "g*", "calendars"))
+	testenv.Must(t, err)
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	testenv.Must(t, err)
+	defer m.Close()
+	isRenewed := func() bool {
+		var all []byte
+		all, err := m.LookupBytes(uint32(0))
+		testenv.Must(t, err)
+		return binary.NativeEndian.Uint64(all) != 0
+	}
+	outdate := func() {
+		t.Helper()
+		all, err := m.LookupBytes(uint32(0))
+		testenv.Must(t, err)
+		testenv.Must(t, m.Put(uint32(0), slices.Concat(make([]byte, 8), all[8:])))
+	}
+	outdate()
+	r.ok("set", "va", "egress", "10.1.0.0/24", "--rate", "1mbit")
+	if !isRenewed() {
+		t.Error("a command does not renew the calendar")
+	}
+	keepEvery, renewEvery = time.Nanosecond, time.Nanosecond
+	defer func() { keepEvery, renewEvery = time.Minute, time.Hour }()
+	ctx, stop := context.WithCancel(t.Context())
+	e := &env{out: io.Discard, err: io.Discard, getenv: func(name string) string { return r.env[name] }}
+	o, err := e.options()
+	testenv.Must(t, err)
+	k := &quotaKeeper{env: e, options: o, Pulse: make(pulse.Pulse)}
+	round := 0
+	err = k.run(ctx, func() {
+		if round++; round > 1 && !isRenewed() {
+			t.Error("serve does not renew the calendar")
+		}
+		text, err := os.ReadFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"))
+		if n := strings.Count(string(text), fmt.Sprintf(`"used_bytes":%d`, 300*(round-1))); err != nil && round > 1 || n != min(round-1, 1) {
+			t.Errorf("in round %d: %s, %v", round, text, err)
+		}
+		outdate()
+		testenv.Must(t, testenv.NewSender(t, "va").Send(frameTo("10.0.0.7", 300)))
+		if round == 3 {
+			stop()
+		}
+	})
+	testenv.Must(t, err)
+}

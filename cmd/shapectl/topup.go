@@ -1,0 +1,198 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func topupCommand(e *env) *cobra.Command {
+	var kind string
+	cmd := &cobra.Command{
+		Use:   "topup DEV ingress|egress CIDR|any [HOST] SIZE|all | NAME [ingress|egress|HOST] SIZE|all",
+		Short: "Give back what is used of a quota",
+		Long: `Give back bytes that are used of a quota, or all. If fewer are used, nothing is changed, and the error says how many.
+
+NAME is the exact name of rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
+no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
+all gives back those of all hosts.`,
+		Example: `  shapectl topup alice 20gb
+  shapectl topup eth0 egress 10.0.0.0/24 10.0.0.7 all`,
+		Args:              args(2, 5),
+		ValidArgsFunction: e.completeNamed(false, func() bool { return kind == kindPool }),
+		RunE: func(_ *cobra.Command, given []string) error {
+			last := len(given) - 1
+			t := topup{e: e, bytes: math.MaxUint64}
+			if given[last] != "all" {
+				var err error
+				if t.bytes, err = policy.ParseVolume("size", given[last]); err != nil {
+					return inputf("topup: %w", err)
+				}
+			}
+			which := given[:last]
+			if _, err := policy.ParseDirection(which[min(1, last-1)]); len(which) == 4 || len(which) == 2 && err != nil {
+				if t.host, err = netip.ParseAddr(which[len(which)-1]); err != nil || t.host.Zone() != "" {
+					return inputf("topup: host %.100q is not an address; write one such as 10.0.0.7", which[len(which)-1])
+				}
+				which = which[:len(which)-1]
+			}
+			if len(which) < 3 {
+				of, err := parseName("topup", kind, which)
+				if err != nil {
+					return err
+				}
+				of.rest = given[len(which):]
+				return e.withNamed("topup", of, t.named)
+			}
+			if err := checkRuleKind("topup", kind); err != nil {
+				return err
+			}
+			want, err := parseFilter("topup", which)
+			if err != nil {
+				return err
+			}
+			return e.with(loader.Write, "topup", func(n *loader.Namespace) error {
+				hooks, err := want.hooksToChange(n)
+				defer loader.CloseHooks(hooks)
+				if err != nil {
+					return err
+				}
+				var found []namedHook
+				for _, h := range hooks {
+					found = append(found, namedHook{h, want.entries(h.Set)})
+				}
+				return t.do(n, "", found)
+			})
+		},
+	}
+	addKind(cmd.Flags(), &kind)
+	return cmd
+}
+
+// A topup says what is given back.
+type topup struct {
+	e     *env
+	host  netip.Addr // invalid for none
+	bytes uint64     // MaxUint64 for all
+}
+
+// A toppedUp is a quota of which some was given back.
+type toppedUp struct {
+	Device     string `json:"device"`
+	Direction  string `json:"direction"`   // empty for a pool
+	Network    string `json:"network"`     // empty for a pool
+	Pool       string `json:"pool"`        // its name
+	Host       string `json:"host"`        // the one whose quota it is; empty where all share one
+	UsedBytes  uint64 `json:"used_bytes"`  // of the quota; of several hosts the most
+	QuotaBytes uint64 `json:"quota_bytes"` // with the grace
+	Sentence   string `json:"sentence"`
+}
+
+// named gives back to the quotas of a name: of its rules, or else of the pools that only they are in.
+func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
+	rules, its := found.rules, []string(nil)
+	switch found.kind {
+	case "":
+		return t.e.nothingNamed("topup", of, found)
+	case kindPool:
+		rules, its = nil, []string{of.name}
+	case kindDevice:
+		rules = found.device
+	}
+	within := map[string]int{}
+	for _, h := range rules {
+		for _, r := range h.rules {
+			if r.Also.Quota.Bytes > 0 {
+				return t.do(n, of.name, rules)
+			}
+			within[string(r.Within)]++
+		}
+	}
+	tree := poolTree(n)
+	for name, members := range within {
+		if users(tree, name) == members {
+			its = append(its, name)
+		}
+	}
+	pools := n.Pools()
+	defer pools.Close()
+	found.rules = nil
+	for _, name := range slices.Sorted(slices.Values(its)) {
+		if entry, has := pools.Set.Find(policy.PoolKey(name)); has {
+			found.rules = append(found.rules, namedHook{pools, []maps.Entry{entry}})
+		}
+	}
+	return t.do(n, of.name, found.rules)
+}
+
+// do gives back to all quotas of rules and pools, which have a name or "". It changes nothing if one of them refuses.
+func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
+	var all []toppedUp
+	var give []func(bytes uint64) (used uint64)
+	for _, h := range rules {
+		for _, r := range h.rules {
+			quota, has := h.Set.Store.Quota(r)
+			if !has {
+				continue
+			}
+			is, keys := toppedUp{Device: h.Name(), Direction: h.Direction.String(), Network: policy.CIDR(r.Prefix), QuotaBytes: quota.Capacity}, []maps.Key{{}}
+			says := is.Device + " " + is.Direction + " " + is.Network
+			if r.Pool {
+				is.Device, is.Direction, is.Network, is.Pool = "", "", "", r.Label.Name
+				says = "pool " + r.Label.Name
+			}
+			switch each := r.Each.Kind != policy.EachAll; {
+			case t.host.IsValid() && (!each || r.Each.Kind == policy.EachFlow || !r.Prefix.Contains(t.host) && !policy.IsMark(r.Prefix)):
+				return inputf("%s: %s has no quota of its own there; nothing was changed", plain.Line(says), t.host)
+			case t.host.IsValid():
+				is.Host, keys = t.host.String(), []maps.Key{maps.KeyOf(quota, t.host)}
+				says += " " + is.Host
+			case each && t.bytes < math.MaxUint64:
+				return inputf("%s: each %v has a quota of its own; name a host, or give back all; nothing was changed", plain.Line(says), r.Each)
+			case each:
+				keys = h.Set.Store.Keys(quota)
+			}
+			to := func(bytes uint64) (used uint64) {
+				for _, key := range keys {
+					used = max(used, h.Set.Store.TopUp(quota, key, bytes).UsedBytes)
+				}
+				return used
+			}
+			if used := to(0); t.bytes < math.MaxUint64 && used < t.bytes {
+				return inputf("%s: only %s are used; give back less, or all; nothing was changed", plain.Line(says), report.Bytes(used))
+			}
+			is.Sentence = says
+			all, give = append(all, is), append(give, to)
+		}
+	}
+	if len(all) == 0 {
+		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))
+	}
+	if len(all) == 1 && name != "" {
+		all[0].Sentence = strings.TrimSpace(name + " " + all[0].Host)
+	}
+	for i := range all {
+		all[i].UsedBytes = give[i](t.bytes)
+		all[i].Sentence += fmt.Sprintf(": %s of %s are used", report.Bytes(all[i].UsedBytes), report.Bytes(all[i].QuotaBytes))
+	}
+	if err := n.KeepUsed(); err != nil { // a crash would undo it
+		t.e.say("shapectl: %w", err)
+	}
+	return t.e.print(all, func(w io.Writer) (err error) {
+		for _, is := range all {
+			_, err = fmt.Fprintln(w, plain.Line(is.Sentence))
+		}
+		return err
+	})
+}

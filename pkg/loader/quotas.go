@@ -1,0 +1,172 @@
+package loader
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/bpffs"
+	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/netns"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+// StateDir is the state directory of the units.
+const StateDir = "/var/lib/shapectl"
+
+// mostUsed is how many rules, pools and keys the file of used quotas has at most: as many as have a bucket, and some that are gone.
+const mostUsed = mostBuckets + mostBuckets/4
+
+// usedFile has what is used of the quotas of this network namespace, a line for each rule and pool; "" for none. Rules in another
+// bpffs are others. A namespace without a name is another one after a reboot.
+func usedFile(o Options) string {
+	dir := o.State
+	if dir == "" {
+		if dir = StateDir; cmp.Or(o.BPFFS, bpffs.Default) != bpffs.Default {
+			return ""
+		}
+	}
+	switch name, own := netns.Named(); {
+	case name != "":
+		return filepath.Join(dir, "quotas-"+name+".json")
+	case own || o.State != "":
+		return filepath.Join(dir, "quotas.json")
+	}
+	return ""
+}
+
+// parseUsed reads the text of such a file.
+func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error) {
+	used := map[string]maps.Used{}
+	lines := json.NewDecoder(bytes.NewReader(text))
+	for err == nil {
+		var u maps.Used
+		if err = lines.Decode(&u); err == nil {
+			used[u.Of] = u
+		}
+	}
+	if err == io.EOF || errors.Is(err, fs.ErrNotExist) {
+		return used, nil
+	}
+	return nil, fmt.Errorf("what was used of quotas cannot be read from %s, so new ones begin at 0: %w", path, err)
+}
+
+// earlier is what was used of the quota of a rule or pool when its namespace last had it.
+func (p *pins) earlier(place string) (u maps.Used, known bool) {
+	if p.used == nil {
+		if path := usedFile(p.options); path != "" {
+			var err error
+			text, failed := input.File(path)
+			p.used, err = parseUsed(path, text, failed)
+			p.trouble = errors.Join(p.trouble, err)
+		}
+		if p.used == nil {
+			p.used = map[string]maps.Used{}
+		}
+	}
+	u, known = p.used[place]
+	return u, known
+}
+
+// keepUsed is Namespace.KeepUsed.
+func (p *pins) keepUsed() error {
+	if p.store == nil || !p.store.Size().Also {
+		return nil
+	}
+	return keepUsed(p.options, func() ([]maps.Used, error) { return p.store.Used(), nil })
+}
+
+// keepUsed writes what read returns. The file keeps what was used of quotas that have ended, as long as it counts.
+func keepUsed(o Options, read func() ([]maps.Used, error)) error {
+	path := usedFile(o)
+	if path == "" {
+		return nil
+	}
+	var broken, unread error
+	err := input.Update(path, func(have []byte, failed error) []byte {
+		var all []maps.Used
+		if all, unread = read(); unread != nil {
+			return have
+		}
+		var before map[string]maps.Used
+		before, broken = parseUsed(path, have, failed)
+		for _, u := range all {
+			delete(before, u.Of)
+		}
+		for _, u := range before {
+			if u.Lasts(time.Now()) {
+				all = append(all, u)
+			}
+		}
+		slices.SortStableFunc(all, func(a, b maps.Used) int { return b.Time.Compare(a.Time) })
+		var text bytes.Buffer
+		lines, count := json.NewEncoder(&text), 0
+		for _, u := range all {
+			if count += 1 + len(u.Keys); count <= mostUsed && u.Bytes+uint64(len(u.Keys)) > 0 {
+				lines.Encode(u)
+			}
+		}
+		return text.Bytes()
+	})
+	if err != nil {
+		err = fmt.Errorf("keep what is used of quotas: %w", err)
+	}
+	return errors.Join(broken, unread, err)
+}
+
+// endQuotas reports whether orders may end a quota, or make one of a device whose last one of that name has left it.
+func (all orders) endQuotas(p *pins) bool {
+	return slices.ContainsFunc(all, func(o *order) bool {
+		if o.Set == nil && slices.ContainsFunc(p.sets(), func(s *maps.Set) bool { return s.Device() == o.dev.Name && s.Direction() == o.want.Direction }) {
+			return true
+		}
+		for _, s := range o.steps {
+			if has := s.Have; has != nil && has.Also.Quota.Bytes > 0 &&
+				(s.Want == nil || s.Want.Also.Quota.Period != has.Also.Quota.Period || s.Want.Also.Zone != has.Also.Zone) {
+				return true
+			}
+		}
+		return o.flush
+	})
+}
+
+// KeepUsed writes what is used of all quotas into a file, for a reboot.
+func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
+
+// KeepUsed is Namespace.KeepUsed for a process that does so again and again. It holds up no command while it writes. The error wraps
+// unix.EWOULDBLOCK if a command changes something for longer than Patience, which may hold up that one: it locks the file last.
+func (k *Kept) KeepUsed(o Options) error {
+	read := func() (used []maps.Used, err error) {
+		n, err := k.Read(o)
+		if err != nil {
+			return nil, err
+		}
+		defer n.Close()
+		if n.pins.store != nil && n.pins.store.Size().Also {
+			used = n.pins.store.Used()
+		}
+		return used, nil
+	}
+	if used, err := read(); used == nil {
+		return err
+	}
+	return keepUsed(o, read)
+}
+
+// RenewCalendars computes when the periods of quotas begin.
+func (n *Namespace) RenewCalendars() error {
+	if n.pins.store == nil {
+		return nil
+	}
+	return n.pins.store.RenewCalendars()
+}
+
+// Trouble is what did not work with quotas, although rules are as they should be.
+func (n *Namespace) Trouble() error { return n.pins.trouble }

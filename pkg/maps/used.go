@@ -1,0 +1,203 @@
+package maps
+
+import (
+	"net/netip"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Used is what is used of the quota of a rule or pool at a time, for another one that has the same place later.
+type Used struct {
+	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool NAME"
+	Period policy.Period     `json:"period"`
+	Zone   policy.Zone       `json:"zone,omitempty"`
+	Time   time.Time         `json:"time"`
+	Bytes  uint64            `json:"used_bytes,omitempty"` // by all packets, or by those whose key had no slot
+	Keys   map[string]uint64 `json:"each_used_bytes,omitempty"`
+}
+
+// Lasts reports whether any of it still counts at a time.
+func (u *Used) Lasts(now time.Time) bool {
+	if over := u.Period.Rolling(); over > 0 {
+		return now.Sub(u.Time) < over
+	}
+	in, err := u.Zone.Location()
+	return err == nil && now.Before(u.Period.Begins(u.Time.In(in), 1))
+}
+
+// place is Used.Of for a rule or pool.
+func (s *Set) place(r policy.Rule) string {
+	if s.IsPools() {
+		return "pool " + r.Label.Name
+	}
+	return s.Device() + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
+}
+
+// Quota is the quota of a rule or pool, one of Others.
+func (ls *limits) Quota(e Entry) (its Entry, has bool) {
+	if e.Also.Quota.Bytes == 0 { // Others takes a while for many rules
+		return Entry{}, false
+	}
+	for _, its = range ls.Others(e) {
+		if its.Unit == policy.InQuota {
+			return its, true
+		}
+	}
+	return Entry{}, false
+}
+
+// Used is what is used now of all quotas in force, also of none.
+func (s *Store) Used() (all []Used) {
+	now := s.now()
+	at, _ := s.date(now &^ (1<<model.TickBits - 1)) // when packets last looked whether a period has begun
+	var quotas []Entry
+	for set, e := range s.EveryRule() {
+		if q, has := s.Quota(e); has {
+			all = append(all, Used{set.place(e.Rule), e.Also.Quota.Period, e.Also.Zone, at, s.QuotaOf(q, now).UsedBytes, nil})
+			quotas = append(quotas, q)
+		}
+	}
+	for i, b := range s.Buckets(quotas, s.now) {
+		u := &all[i]
+		if u.Keys == nil {
+			u.Keys = map[string]uint64{}
+		}
+		if b.Subnet.IsValid() {
+			u.Keys[b.Subnet.String()] = b.LevelBytes
+		} else {
+			u.Keys[b.Flow.String()] = b.LevelBytes
+		}
+	}
+	return all
+}
+
+// usedBefore gives slots to the keys of a new quota, which no packet sees yet, with what Earlier knows of it. It returns the level of
+// its shared bucket. A key for which there is no slot begins anew.
+func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.Meter, now uint64) (level uint64) {
+	if s.Store.Earlier == nil {
+		return 0
+	}
+	u, known := s.Store.Earlier(place)
+	at, _ := s.Store.date(now)
+	age := uint64(at.Sub(u.Time)) // may be below 0: clocks are set
+	begun := r.Also.Quota.Period.Rolling() == 0 && int32(model.Tick(now-age)-m.Fresh) < 0
+	if !known || begun || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone {
+		return 0
+	}
+	left := func(bytes uint64) uint64 {
+		return m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(int64(age), 0))) &^ tatBusy
+	}
+	for text, bytes := range u.Keys {
+		flow, err := ParseFlow(text)
+		if r.Each.Kind != policy.EachFlow {
+			subnet, failed := netip.ParsePrefix(text)
+			flow, err = Flow{Src: subnet.Addr(), Dst: subnet.Addr()}, failed
+			if r.Each.Kind == policy.EachAll || subnet.Bits() != eachBits(r.Each, subnet.Addr()) {
+				continue // the rule had another bucket scope
+			}
+		}
+		if level := left(bytes); err == nil && level > 0 {
+			s.Store.allocateSlot(makeKey(id, r.Each, s.Side(), flow), salt, m.WithLevel(level, now), now)
+		}
+	}
+	return left(u.Bytes)
+}
+
+// allocateSlot gives a slot with a bucket to a key that no packet has: allocate_slot of bpf/table.h. If this process is killed
+// meanwhile, Unlock frees the slot.
+func (bs *buckets) allocateSlot(key bpf.AbiKey, salt uint32, b model.Bucket, now uint64) {
+	for _, p := range bs.places(key, salt) {
+		for n := p.line * lineSlots; n < (p.line+1)*lineSlots; n++ {
+			slot := bs.slot(n)
+			before := atomic.LoadUint64(&slot.Tat)
+			if before&tatBusy != 0 || !bs.isEmpty(n, now) || !atomic.CompareAndSwapUint64(&slot.Tat, before, before|tatBusy) {
+				continue
+			}
+			bs.table().keys[n] = key
+			atomic.StoreUint32(&slot.Fingerprint, p.fingerprint)
+			atomic.StoreUint32(&slot.Tick, b.Tick)
+			atomic.StoreUint64(&slot.Tat, b.TAT)
+			return
+		}
+	}
+}
+
+// Unlock frees the slots that a killed process has locked. Those that packets have locked are unlocked after a grace period.
+func (s *Store) Unlock() {
+	if s.hook.Also == 0 {
+		return
+	}
+	locked := map[uint32]uint64{}
+	for n := range uint32(len(s.table().lines)) * lineSlots {
+		if tat := atomic.LoadUint64(&s.slot(n).Tat); tat&tatBusy != 0 {
+			locked[n] = tat
+		}
+	}
+	if len(locked) == 0 {
+		return
+	}
+	grace.Wait(s.change, s.change.Epoch)
+	for n, tat := range locked {
+		if slot := s.slot(n); atomic.LoadUint64(&slot.Tat) == tat {
+			atomic.StoreUint32(&slot.Fingerprint, 0)
+			atomic.CompareAndSwapUint64(&slot.Tat, tat, 0)
+		}
+	}
+}
+
+// A Key is that of a host or subnet with a quota of its own.
+type Key struct{ *bpf.AbiKey }
+
+// KeyOf is the key of packets with a far address, for --each.
+func KeyOf(quota Entry, far netip.Addr) Key {
+	key := makeKey(quota.ID, quota.Each, policy.MatchSrc, Flow{Src: far, Dst: far})
+	return Key{&key}
+}
+
+// Keys are the keys that use a quota, and the zero Key.
+func (s *Store) Keys(quota Entry) []Key {
+	all := []Key{{}}
+	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
+		if key := s.table().keys[n]; key.Id == quota.ID {
+			all = append(all, Key{&key})
+		}
+	}
+	return all
+}
+
+// TopUp gives back bytes that are used of a quota, but not more than these, and returns what is used then. The zero Key is for the
+// shared bucket.
+func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
+	none := &bpf.AbiBucket{}
+	bucket := func() *bpf.AbiBucket {
+		if key.AbiKey == nil {
+			return &s.rule(quota.ID).Shared
+		} else if n, has := s.slotOf(*key.AbiKey); has {
+			return s.slot(n)
+		}
+		return none
+	}
+	for {
+		b, now := bucket(), s.now()
+		was := load(b)
+		level := s.level(quota.ID, was, now)
+		if used = s.quota(quota, level, now); level == 0 || bytes == 0 {
+			return used
+		}
+		to := was.TAT - bytes<<model.QuotaBits
+		if bytes >= used.UsedBytes {
+			to = s.Meter(quota).WithLevel(0, now).TAT
+		}
+		// The slot must still be the key's, as for packets: after the TAT was read, and before the CAS.
+		if was.TAT&tatBusy == 0 && bucket() == b && atomic.CompareAndSwapUint64(&b.Tat, was.TAT, to) {
+			bytes = 0
+		}
+		runtime.Gosched()
+	}
+}
