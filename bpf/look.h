@@ -212,11 +212,14 @@ static __always_inline __u32 period_began(__u32 calendar, __u64 now)
 {
 	const struct calendar *c = &calendars[(calendar - 1) & (CALENDARS - 1)];
 	__u64 edge = now & ~((1ULL << TICK_BITS) - 1), wall = HOOK(virtual_clock) ? edge : bpf_ktime_get_tai_ns() - (now - edge);
-	__u32 at = 0, step;
+	__u32 at = 0, next, step;
 
-	for (step = PERIODS / 2; step; step /= 2) /* without branches, which the verifier would follow */
-		at += ((wall - c->begins[(at + step) & (PERIODS - 1)]) >> 63 ^ 1) * step;
-	at &= PERIODS - 1;
+	for (step = PERIODS / 2; step; step /= 2) { /* without branches, which the verifier would follow */
+		next = at + step;
+		asm("%0 &= %1" : "+w"(next) : "i"(PERIODS - 1)); /* Linux 6.1 loses the bounds of an OR, which the compiler knows */
+		at += ((wall - c->begins[next]) >> 63 ^ 1) * step;
+	}
+	asm("%0 &= %1" : "+w"(at) : "i"(PERIODS - 1));
 	if (c->begins[at] > wall)
 		return tick(now) - (1U << 30); /* none that is known */
 	return tick(edge - (wall - c->begins[at]) + (1ULL << TICK_BITS) - 1);

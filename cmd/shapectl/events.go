@@ -44,6 +44,8 @@ Kinds of events:
   rules-changed     rules or pools were added, removed or changed
   rules-missing     a device lacks rules of the policy in force, or something else detached its rules
   rules-restored    it has them again, or they were attached again
+  quota-80          80 % of a quota is used, of a rule, a pool, or a host that has one
+  quota-used-up     quota and grace are used up; the rate after them is in force
   lease-begun       a pool with a cluster got a lease on a part of the cluster's rate
   lease-ended       the lease was not renewed; the safe share is in force
   left-out          events were left out, and no other event followed to count them

@@ -65,6 +65,11 @@ func (c *recorder) samples(r *live.Reading) []history.Sample {
 	}
 	samples := make([]history.Sample, len(all))
 	for i, it := range all {
+		if it.Also.Quota.Bytes != 0 { // how much is used changes without the rule
+			if now := seriesOf(it); *now != *c.series[i] {
+				c.series[i] = now
+			}
+		}
 		samples[i] = history.Sample{Series: c.series[i], Counters: history.Counters{Passed: it.PassedBytes, Dropped: it.DroppedBytes}}
 		if it.IsPool() { // what rules within it lost, the history knows
 			samples[i].Dropped, samples[i].Refused = 0, it.DroppedBytes
@@ -86,6 +91,21 @@ func seriesOf(it *live.Item) *history.Series {
 	}
 	if it.Rate != policy.Unlimited {
 		s.Rate, s.Capacity = uint64(it.Rate), it.Capacity+it.Queue
+	}
+	also := &it.Also
+	if also.Quota.Bytes != 0 {
+		s.Quota = also.Quota.String()
+		if s.Each == "" {
+			s.Quota += fmt.Sprintf(", %d%% used", it.Used.UsedBytes*10/(it.Used.UsedBytes+it.Used.LeftBytes)*10)
+		}
+	}
+	switch {
+	case s.Each == "" && it.Used.UsedUp():
+		s.Other = "what follows the quota: " + also.Then.String()
+	case also.Packets != 0:
+		s.Other = also.Packets.String() + " packets/s"
+	case also.Flows != 0:
+		s.Other = also.Flows.String() + " new flows/s"
 	}
 	return s
 }

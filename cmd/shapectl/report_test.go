@@ -140,6 +140,7 @@ func TestRecorder(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.1", "--rate", "unlimited", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "10.0.0.2", "--rate", "1mbit", "--algorithm", "srtcm", "--colour-aware", "--name", "bob")
 	r.ok("set", "va", "egress", "10.0.0.3", "--rate", "2mbit", "--within", "home", "--name", "carol")
+	r.ok("set", "va", "egress", "10.0.0.4", "--rate", "1gbit", "--quota", "10kb/month", "--then", "8kbit", "--name", "dave")
 	h := history.Open("", history.Options{}, func(s string) { t.Error(s) })
 	defer h.Close()
 	var out bytes.Buffer
@@ -148,11 +149,13 @@ func TestRecorder(t *testing.T) {
 	c.record(t.Context())
 	c.record(t.Context())
 	r.ok("set", "carol", "--rate", "3mbit")
+	r.send("10.0.0.4", 20, 1000)
 	c.record(t.Context())
 	for name, wants := range map[string][]string{
 		"alice": {"none: within pool home without a guarantee; the rate is unlimited within home, 50mbit, guarantee 5mbit isp, 20mbit"},
 		"bob":   {"none that can be checked: packets come in with colours; the rate is 1mbit"},
 		"carol": {"none: within pool home without a guarantee; the rate is 3mbit", "rate 2mbit -> 3mbit"},
+		"dave":  {"none: the limit is also what follows the quota: 8kbit", "quota 10kb/month, 90% used", "other limit none -> what follows"},
 		"home":  {`pool "home"`, "5mbit, the guarantee; the rate is 50mbit within isp, 20mbit"},
 	} {
 		out.Reset()
@@ -173,7 +176,7 @@ func TestRecorder(t *testing.T) {
 			found = append(found, fmt.Sprintf("%s%s %v %s %s", s.Pool, s.Name, policy.Rate(s.Rate), s.Within, s.Yellow))
 		}
 	}))
-	if slices.Sort(found); !slices.Equal(found, []string{"alice 0 home ", "bob 1mbit  pass", "carol 3mbit home ", "home 50mbit isp ", "isp 20mbit  "}) {
+	if slices.Sort(found); !slices.Equal(found, []string{"alice 0 home ", "bob 1mbit  pass", "carol 3mbit home ", "dave 1gbit  ", "home 50mbit isp ", "isp 20mbit  "}) {
 		t.Errorf("recorded %q", found)
 	}
 }

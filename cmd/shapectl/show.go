@@ -66,6 +66,8 @@ Columns without values are left out, and on a narrow screen without --wide also 
   FULL      how full bucket and queue are; above 100 % while a penalty lasts, after
             a packet larger than the bucket, and while --excess ecn marks packets
   BORROWED  what passed beyond a guarantee
+  LEFT      of the quota and its grace; once that is used up, the rate in force. Of
+            each host, --buckets lists it
 
 With --names, each name has a line with both directions, summed up. Its RATE is the most that its rules, and the pools
 that only it has, let through; POOL is the one above, which it shares with others. With --tree, each pool comes with all
@@ -202,7 +204,7 @@ func (e *env) show(want filterRules, o showOptions) error {
 	case o.names:
 		answer = names
 	case o.buckets:
-		of = rules.KeepFullest(o.top)
+		of = rules.KeepFullest(o.top, o.sort)
 	}
 	// The state is closed, so that nobody waits for the reader of a long answer.
 	written := e.print(answer, func(w io.Writer) error {
@@ -224,7 +226,7 @@ func (e *env) show(want filterRules, o showOptions) error {
 		case o.shadows:
 			return rules.Shadows(w, of, e.columns)
 		case o.buckets:
-			return rules.BucketsText(w, of, e.columns)
+			return rules.BucketsText(w, o.sort, of, e.columns)
 		case o.sentences:
 			return e.sentences(rules)(w)
 		case len(found) == 1 && want.isSingle() && !o.wide:

@@ -37,6 +37,9 @@ type Facts struct {
 	Policy string
 	// Unreadable is what is wrong with the policy that the units apply at boot; nil for nothing.
 	Unreadable error
+	// Periods are those of quotas. Unset: the clock by which they begin was never set.
+	Periods []maps.Period
+	Unset   bool
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
@@ -166,6 +169,7 @@ func Judge(f Facts) report.Findings {
 var checks = []func(*Facts){
 	(*Facts).checkPermissions, (*Facts).checkPrograms, (*Facts).checkHook, (*Facts).checkBPFFS, (*Facts).checkChange,
 	(*Facts).checkLeft, (*Facts).checkElsewhere, (*Facts).checkPools, (*Facts).checkForwarded, (*Facts).checkHosts, (*Facts).checkPolicy,
+	(*Facts).checkPeriods,
 }
 
 // Each takes the device of the hook, nil where it is not here.

@@ -561,6 +561,9 @@ func TestJudge(t *testing.T) {
 			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
 			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
 		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue serve --cluster-store URL' runs"}},
+		{"quotas by a clock that was never set", func(f *Facts) {
+			f.Unset, f.Periods = true, []maps.Period{{Name: "day", Known: 10}, {Name: "month Atlantis", Known: 9, Err: errors.New("unknown time zone Atlantis")}}
+		}, []string{"warning quotas", "warning quotas", "warning quotas"}, []string{`"month Atlantis" is not known here: unknown time zone`, `only 9 later periods of quotas by "month Atlantis"`, "never set"}},
 		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
 		{"too many sharers of a rule", func(f *Facts) { f.rule().Share.Kind, f.rule().Sharers = policy.ShareFlow, 4001 },
 			[]string{"warning eth0 egress shares"}, []string{"10.0.0.0/24: 4001 sharers are active", "--share /24"}},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,6 +143,7 @@ func (f *Facts) pools(n *loader.Namespace) {
 	}
 	f.changeOf(h.Set)
 	f.sharers = h.Set.Store.ActiveSharers()
+	f.Periods, f.Unset = h.Set.Store.Periods(), time.Now().Year() < 2020
 	for _, e := range h.Set.Rules() {
 		r := f.ruleFacts(h.Set, e)
 		if e.Cluster.Name != "" {

@@ -114,3 +114,23 @@ func (f *Facts) checkElsewhere() {
 		})
 	}
 }
+
+// fewPeriods is how many later periods of a quota at least are known while serve renews them.
+const fewPeriods = 10
+
+// checkPeriods finds quotas that may not begin anew in time.
+func (f *Facts) checkPeriods() {
+	for _, p := range f.Periods {
+		if p.Err != nil {
+			f.say(nil, report.Warning, "quotas", fmt.Sprintf("the time zone of quotas by %q is not known here: %s", p.Name, plain.OneLine(p.Err)),
+				"install the package tzdata, or give these quotas another --quota-zone")
+		}
+		if p.Known < fewPeriods {
+			f.say(nil, report.Warning, "quotas", fmt.Sprintf("only %s of quotas by %q are known; after the last one, no quota begins anew", plain.Count(p.Known, "later period"), p.Name),
+				"any command that changes a rule renews them, as "+f.suggest("serve")+" does; if that fails, see that the clock is right")
+		}
+	}
+	if f.Unset && len(f.Periods) > 0 {
+		f.say(nil, report.Warning, "quotas", "the clock was never set, so periods of quotas begin at wrong times", "set it, such as by NTP")
+	}
+}

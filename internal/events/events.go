@@ -71,6 +71,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 			if err = s.renew(); err == nil {
 				err = s.lookAtLacks()
 			}
+			s.lookAtQuotas()
 		}
 		if err != nil {
 			return err
@@ -97,6 +98,7 @@ type session struct {
 	change change
 	rules  rules
 	lacks  lacks
+	quotas quotas
 	leased map[string]bool // whether a pool with a cluster has a lease
 }
 
@@ -121,6 +123,7 @@ func (s *session) begin() error {
 		return err
 	}
 	s.lookAtLeases()
+	s.lookAtQuotas()
 	return s.lookAtLacks()
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -92,4 +93,30 @@ func TestSentences(t *testing.T) {
 	check("eth0 egress 10.0.0.7: the bucket is full (900 B of 1.00 kB); excess packets are dropped")
 	e.Network, e.Key, e.Name = "2001:db8::/32", "2001:db8::7/128", "a\x1bb"
 	check(`eth0 egress 2001:db8::/32 ("a\x1bb"): the bucket of 2001:db8::7 is full (900 B of 1.00 kB); excess packets are dropped`)
+}
+
+// A quota is told of once, until a period, a topup or time gives back enough of it.
+func TestQuotaIsToldOnce(t *testing.T) {
+	var told []string
+	s := session{on: func(e report.Event) { told = append(told, e.Kind) }}
+	q := quotaOf{name: "home", prefix: policy.PoolKey("home")}
+	q.entry.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: "day"}, Grace: 1e5, Then: policy.ThenDrop}
+	var was map[quotaUser]string
+	for _, step := range []struct {
+		used uint64
+		want string
+	}{
+		{900e3, ""}, {990e3, ""}, // it was so when the listener began
+		{1000e3, ""}, {1099e3, report.QuotaUsedUp}, {950e3, ""}, {1100e3, ""},
+		{890e3, ""}, {1100e3, report.QuotaUsedUp},
+		{0, ""}, {799e3, ""}, {800e3, report.QuotaNearlyUsed}, {701e3, ""}, {850e3, ""}, {699e3, ""},
+		{1100e3, report.QuotaNearlyUsed + " " + report.QuotaUsedUp},
+	} {
+		told, s.quotas.told = nil, map[quotaUser]string{}
+		s.lookAtQuota(q, "", maps.Quota{UsedBytes: step.used, LeftBytes: 1100e3 - step.used}, was)
+		if got := strings.Join(told, " "); got != step.want {
+			t.Errorf("%d used: told %q, want %q", step.used, got, step.want)
+		}
+		was = s.quotas.told
+	}
 }

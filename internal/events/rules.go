@@ -27,8 +27,9 @@ type rules struct {
 	devices   map[int]string                  // that have rules, or had, by index
 	had       map[string]bool                 // the same by name
 	clustered map[netip.Prefix]string         // pools with a cluster
-	stamp     maps.Stamp                      // when they were read
-	next      time.Time                       // not before
+	quotas    []quotaOf
+	stamp     maps.Stamp // when they were read
+	next      time.Time  // not before
 }
 
 // A hook is a direction of a device. Without a device it is the pools.
@@ -79,7 +80,7 @@ func (s *session) lookAtRules() error {
 	} else if r.stamp = (maps.Stamp{}); len(r.of) == 0 && r.of != nil {
 		return nil
 	} else {
-		r.of, r.clustered = map[hook]map[netip.Prefix]known{}, nil
+		r.of, r.clustered, r.quotas = map[hook]map[netip.Prefix]known{}, nil, nil
 	}
 	if was == nil {
 		return nil
@@ -98,7 +99,7 @@ func (s *session) lookAtRules() error {
 // readRules reads all rules of a store.
 func (s *session) readRules(store *maps.Store) {
 	r := &s.rules
-	r.of, r.clustered = map[hook]map[netip.Prefix]known{}, map[netip.Prefix]string{}
+	r.of, r.clustered, r.quotas = map[hook]map[netip.Prefix]known{}, map[netip.Prefix]string{}, nil
 	for set, rule := range store.EveryRule() {
 		at := hook{}
 		if !set.IsPools() {
@@ -113,6 +114,11 @@ func (s *session) readRules(store *maps.Store) {
 		}
 		if rule.Cluster.Name != "" {
 			r.clustered[rule.Prefix] = rule.Label.Name
+		}
+		for _, other := range store.Others(rule) {
+			if other.Unit == policy.InQuota {
+				r.quotas = append(r.quotas, quotaOf{at, rule.Prefix, rule.Label.Name, other})
+			}
 		}
 		r.of[at][rule.Prefix] = known{maphash.Comparable(r.seed, rule.Rule), rule.Label.Name, rule.Label.Waits != 0}
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -137,12 +138,54 @@ func (s Stages) mostIn(d time.Duration) *uint64 {
 		if s.Levels[i].Guarantee != 0 {
 			return nil
 		}
-		most = min(most, s.Levels[i].MostIn(d))
+		most = min(most, s.mostOf(i, d))
 	}
-	if most == policy.Unlimited {
+	if most >= policy.MaxRate { // also of Unlimited
 		return nil
 	}
 	return new(uint64(most))
+}
+
+// mostOf is the same for a level, by its bucket and its quota.
+func (s Stages) mostOf(level int, d time.Duration) policy.Rate {
+	l := &s.Levels[level]
+	most := l.MostIn(d)
+	if q := s.quota(level); q != nil {
+		beyond := policy.Rate(float64(q.LeftBytes) * 8 / d.Seconds())
+		if rate := policy.Rate(q.ThenBits); rate > 0 {
+			beyond += policy.Rule{Rate: rate, Capacity: policy.DefaultCapacity(rate)}.MostIn(d)
+		}
+		most = min(most, beyond)
+	}
+	return most
+}
+
+// quota is how much is used of the quota of a level; nil without one.
+func (s Stages) quota(level int) *report.QuotaUse {
+	q := maps.Quota{}
+	for _, o := range s.Model[level].Others {
+		if o.Unit == policy.InQuota {
+			q.UsedBytes, q.EndsNS = model.BytesOf(o.Unit, o.Level), o.Ends
+			q.LeftBytes = o.Capacity>>model.QuotaBits - min(o.Capacity>>model.QuotaBits, q.UsedBytes)
+		}
+	}
+	return report.NewQuotaUse(s.Levels[level].Also, q)
+}
+
+// room is how many packets and bytes the other limits of the rule let through now.
+func (s Stages) room() (packets, bytes uint64) {
+	packets, bytes = math.MaxUint64, math.MaxUint64
+	left := uint64(0) // of the quota, and by the limit after it
+	for _, o := range s.Model[0].Others {
+		switch room := (o.Capacity - min(o.Capacity, o.Level)) >> model.BitsOf(o.Unit); o.Unit {
+		case policy.Packets:
+			packets = room
+		case policy.InQuota, policy.Bytes:
+			left += room
+			bytes = left
+		}
+	}
+	return packets, bytes
 }
 
 func (s Stages) load(level int) report.Load {
@@ -217,7 +260,7 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 			v.BorrowedBy = append(v.BorrowedBy, l.Name())
 		}
 	}
-	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(bytes, tests)
+	v.Sharing, v.Pools, v.Quota = s.sharing(0, tests), s.pools(bytes, tests), s.quota(0)
 	if v.WatchedNS = s.Watched; s.Watched == 0 {
 		return v, verdict, waitNS
 	}
@@ -255,6 +298,7 @@ func (s Stages) pools(bytes uint64, tests []test) []report.PoolLevel {
 			pool.Full = i == limiter || s.load(i).AtRate()
 		}
 		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].conforms, tests[i].guarantees, s.sharing(i, tests)
+		pool.Quota = s.quota(i)
 		pool.PassedPackets, pool.RefusedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
 		if s.Watched > 0 {
 			pool.UseBits, pool.RecentRefusals = new(s.use(i)), l.Lately.DroppedPackets

@@ -41,6 +41,16 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	if len(r.Stages.Levels) > 0 {
 		out.Passage, verdict, out.WaitNS = r.Stages.Judge(out.Bytes)
 		out.Conforms = out.RefusedBy == nil
+		if q := out.Quota; q != nil && q.UsedUp && out.RateBits != nil {
+			out.RateBits = &q.ThenBits
+		}
+		if b := out.Bucket; b != nil && b.Conforms {
+			packets, bytes := r.Stages.room()
+			b.RoomPackets = min(b.RoomPackets, packets, bytes/max(out.Bytes, 1))
+			if b.RoomBytes = min(b.RoomBytes, bytes); b.RoomPackets == packets {
+				b.RoomBytes = min(b.RoomBytes, packets*out.Bytes)
+			}
+		}
 	}
 	needsMore := r.Stages.NeedsMore()
 	switch {
@@ -66,6 +76,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	switch {
 	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
 		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy, out.WaitNS = nil, "", []string{}, nil, 0
+		if r.Bucket == nil {
+			out.Quota = nil
+		}
 		if out.Conforms = true; !report.NotInForce(out.Attached) {
 			out.Verdict, out.Conforms = "unknown", false
 		}

@@ -22,6 +22,8 @@ type Delivery struct {
 	GuaranteeBits     *uint64          `json:"guarantee_bits_per_second"`
 	Pools             []DeliveryPool   `json:"pools"`
 	Aware             bool             `json:"colour_aware"`
+	Quota             string           `json:"quota"`
+	Other             string           `json:"other_limit"`
 	CommittedBits     *uint64          `json:"committed_bits_per_second"`
 	CommittedBy       string           `json:"committed_by"`
 	OfferedBytes      uint64           `json:"offered_bytes"`

@@ -52,6 +52,8 @@ type Series struct {
 	Guarantee  uint64 // bits per second; 0 for none
 	Aware      bool   // packets come in with colours
 	Detached   bool   // it is not in force
+	Quota      string // and how much of it is used, in steps of 10 %; "" for none
+	Other      string // what refuses packets instead of the rate, or beside it; "" for nothing
 }
 
 // A Sample is what a series had counted at one time.

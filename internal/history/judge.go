@@ -253,7 +253,7 @@ func (d *delivering) committed(s *Series) (rate, burst uint64, by string) {
 	switch {
 	case d.given != 0:
 		return d.given, max(guaranteed(d.given), s.Capacity), "given"
-	case d.Kind == KindRules || s.Detached || s.Each != "" || s.Aware: // only packets that come in green have the rate
+	case d.Kind == KindRules || s.Detached || s.Each != "" || s.Aware || s.Other != "": // only packets that come in green have the rate
 	case s.Guarantee != 0:
 		return s.Guarantee, guaranteed(s.Guarantee), "guarantee"
 	case s.Within == "" && s.Rate != 0:
@@ -333,6 +333,7 @@ var parameters = []struct {
 	{"each", func(s *Series) string { return cmp.Or(s.Each, "all") }},
 	{"excess", func(s *Series) string { return s.Excess }},
 	{"yellow", func(s *Series) string { return s.Yellow }},
+	{"other limit", func(s *Series) string { return s.Other }},
 	{"name", func(s *Series) string { return s.Name }},
 	{"plan", func(s *Series) string { return s.Plan }},
 	{"in force", func(s *Series) string { return map[bool]string{true: "no", false: "yes"}[s.Detached] }},
@@ -363,6 +364,7 @@ func (d *delivering) finish(q *Request, damaged int64) {
 	d.IntervalNS, d.Each = uint64(d.every), "all"
 	if d.Kind != KindRules {
 		d.Plan, d.Each, d.Aware = s.Plan, cmp.Or(s.Each, "all"), s.Aware
+		d.Quota, d.Other = s.Quota, s.Other
 		d.RateBits, d.CapacityBytes, d.GuaranteeBits = NotZero(s.Rate), NotZero(s.Capacity), NotZero(s.Guarantee)
 	}
 	bits, _, by := d.committed(s)

@@ -1,6 +1,8 @@
 package live
 
 import (
+	"net/netip"
+
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -12,6 +14,8 @@ type Bucket struct {
 	Bytes       uint64  `json:"level_bytes"` // its level
 	SecondBytes *uint64 `json:"second_level_bytes"`
 	WaitNS      *uint64 `json:"wait_ns"`
+	UsedBytes   *uint64 `json:"quota_used_bytes"` // of its quota; null without one
+	LeftBytes   *uint64 `json:"quota_left_bytes"` // of its quota and the grace
 }
 
 // A FullBucket is one of the fullest buckets of all rules.
@@ -62,17 +66,58 @@ func (l *Limit) bucket(b maps.Bucket) Bucket {
 	return out
 }
 
-// Buckets are the buckets of items that are not empty, the shared ones too, in a store that has their rules.
+// Buckets are the buckets of items that are not empty, or of whose quota something is used, the shared ones too, in a store that
+// has their rules.
 func Buckets(store *maps.Store, items []*Item) [][]Bucket {
+	type key struct {
+		item   int
+		subnet netip.Prefix
+		flow   maps.Flow
+	}
 	all, entries := make([][]Bucket, len(items)), make([]maps.Entry, len(items))
+	var quotas []maps.Entry
+	var of []int // the item of each
+	used := map[key]uint64{}
 	for i, it := range items {
 		entries[i] = *it.Entry
-		if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
-			all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}))
+		switch quota := it.quota(); {
+		case it.Each.Kind == policy.EachAll:
+			if it.Level|it.Second|it.Used.UsedBytes > 0 {
+				all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}).using(quota, it.Used.UsedBytes))
+			}
+		case quota != nil:
+			quotas, of = append(quotas, *quota), append(of, i)
 		}
 	}
+	for i, b := range store.Buckets(quotas, maps.Now) {
+		used[key{of[i], b.Subnet, b.Flow}] = b.LevelBytes
+	}
 	for i, b := range store.Buckets(entries, maps.Now) {
-		all[i] = append(all[i], items[i].bucket(b))
+		k := key{i, b.Subnet, b.Flow}
+		all[i] = append(all[i], items[i].bucket(b).using(items[i].quota(), used[k]))
+		delete(used, k)
+	}
+	for k, bytes := range used {
+		it := items[k.item]
+		all[k.item] = append(all[k.item], it.bucket(maps.Bucket{Subnet: k.subnet, Flow: k.flow}).using(it.quota(), bytes))
 	}
 	return all
+}
+
+// using is the bucket with what is used of its quota; nil for none.
+func (b Bucket) using(quota *maps.Entry, used uint64) Bucket {
+	if quota != nil {
+		b.UsedBytes, b.LeftBytes = &used, new(quota.Capacity-min(quota.Capacity, used))
+	}
+	return b
+}
+
+// quota is the quota among the other limits; nil for none.
+func (l *Limit) quota() *maps.Entry {
+	for i := range l.others {
+		if l.others[i].Unit == policy.InQuota {
+			return &l.others[i]
+		}
+	}
+	return nil
 }

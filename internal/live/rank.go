@@ -114,6 +114,7 @@ var orders = []order{
 	figure("passed", func(r *Row) float64 { return r.sum(func(it *Item) float64 { return float64(it.PassedBytes) }) }),
 	figure("rate", (*Row).rate),
 	figure("level", func(r *Row) float64 { return r.Level }),
+	figure("quota", (*Row).QuotaPercent),
 	ofText("name", (*Row).Called),
 	ofText("plan", func(r *Row) string { return r.first().Label.Plan }),
 	{"device", func(a, b *Row) int { return a.first().Compare(b.first()) }},
@@ -163,6 +164,22 @@ func (r *Row) sum(of func(*Item) float64) (sum float64) {
 		sum += of(it)
 	}
 	return sum
+}
+
+// QuotaPercent is how much of a quota and its grace is used, of several rules the most; 0 without one.
+func (r *Row) QuotaPercent() (percent float64) {
+	if r.Part != nil {
+		if r.Part.UsedBytes == nil {
+			return 0
+		}
+		return Percent(*r.Part.UsedBytes, *r.Part.UsedBytes+*r.Part.LeftBytes).N
+	}
+	for _, it := range r.All() {
+		if it.quotaOfAll(0) != nil {
+			percent = max(percent, Percent(it.Used.UsedBytes, it.Used.UsedBytes+it.Used.LeftBytes).N)
+		}
+	}
+	return percent
 }
 
 func (r *Row) rate() float64 {

@@ -146,6 +146,12 @@ var Figures = []Figure{
 	optional("quota_used_bytes", "bytes of the quota that are used, grace included; null where each host, subnet or flow has a quota", func(it *Item) *uint64 { return it.quotaOfAll(it.Used.UsedBytes) }).as(OfAll),
 	optional("quota_left_bytes", "what is left of it and of the grace", func(it *Item) *uint64 { return it.quotaOfAll(it.Used.LeftBytes) }).as(OfAll).head("LEFT"),
 	optional("quota_ends_in_ns", "time until the period ends; null if the quota comes back steadily", func(it *Item) *uint64 { return history.NotZero(it.Used.EndsNS) }),
+	{Key: "quota_used_up", Type: isBool + orNull, Doc: "whether the rate after the quota is in force, as no full packet has room in it; null without a quota of all", Metric: OfAll, Of: func(it *Item) any {
+		if it.quotaOfAll(0) == nil {
+			return nil
+		}
+		return it.Used.UsedUp()
+	}},
 	{Key: "attached", Type: isBool, Doc: "whether it is in force", Of: func(it *Item) any { return it.Place.InForce }},
 	text("state", "`attached`, or why it is not in force", func(it *Item) string { return it.Place.Status }),
 	text("hook", "`tcx` or `clsact`", func(it *Item) string { return string(it.Place.Mode) }),

@@ -69,12 +69,16 @@ func everything() *live.Reading {
 	excess.Algorithm, excess.Colours = policy.RFC4115, policy.Colours{EIR: 5e6, Red: policy.ActionDrop}
 	full, home, isp := pool("full", 50e6, "isp"), pool("home", 50e6, "isp"), pool("isp", 50e6, "")
 	home.Share.Kind, home.Guarantee, full.Label.Waits = policy.ShareMember, 2e6, 2e6
+	also := policy.Also{Packets: 100, Flows: 9, Quota: policy.Quota{Bytes: 70, Period: "month"}, Grace: 30, Then: 1e6}
+	full.Also, queue.Also = also, also
 	r := livetest.Scene(policy.Table{Rules: []policy.Rule{full, home, isp}},
 		policy.Table{Device: "eth0", Direction: policy.Egress, Rules: []policy.Rule{queue, host, peak, excess}}).Read(1, func(l *live.Limit) live.Item { return live.Item{Limit: l} })
 	it := func(n int) *live.Item { return &r.Items[n] }
 	it(0).Lease = &maps.Lease{Safe: 33e5}
 	it(1).Counts = live.Counts{GuaranteedBytes: 41, GuaranteedPackets: 42, Counters: maps.Counters{DroppedBytes: 19, DroppedPackets: 20, DelayedBytes: 21, DelayedPackets: 22, MarkedPackets: 23}}
 	it(1).ActiveSharers, it(1).Lease, it(1).LostBytes, it(1).LostPackets = new(uint64(1)), &maps.Lease{Rate: 31e6, Safe: 32e5, Until: 2}, 9, 10
+	it(0).Used, it(3).Used = maps.Quota{UsedBytes: 99, LeftBytes: 1}, maps.Quota{UsedBytes: 98, LeftBytes: 2}
+	it(3).TooManyPackets, it(3).TooManyFlows, it(3).BeyondQuota = 43, 44, 45
 	it(3).DelayedBytes, it(3).DelayedPackets = 17, 18
 	it(4).Counts = live.Counts{GuaranteedBytes: 7, GuaranteedPackets: 8, Counters: maps.Counters{
 		PassedBytes: 1, PassedPackets: 2, ExcessBytes: 3, ExcessPackets: 4, MarkedPackets: 5, ContendedPackets: 6, DroppedBytes: 9, DroppedPackets: 10, ExemptPackets: 11, SpilledPackets: 12,

@@ -409,7 +409,10 @@ func (m Meter) floorLevel(now uint64) uint64 {
 }
 
 // Bytes rounds a level up to whole bytes.
-func Bytes(units uint64) uint64 { return (units + 1<<UnitBits - 1) >> UnitBits }
+func Bytes(units uint64) uint64 { return BytesOf(policy.Bytes, units) }
+
+// BytesOf is Bytes of a level of what a limit counts.
+func BytesOf(u policy.Unit, units uint64) uint64 { return (units + 1<<BitsOf(u) - 1) >> BitsOf(u) }
 
 // longAgo is how many units ago a bucket is empty also for another CPU with a slower clock. Idle is over before the clock gets
 // there again.

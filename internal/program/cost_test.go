@@ -52,6 +52,10 @@ func TestCost(t *testing.T) {
 			"algorithm=srtcm", "algorithm=trtcm pir=200gbit", "algorithm=rfc4115 eir=100gbit", "IPv6 algorithm=trtcm pir=200gbit",
 		}},
 		{"NAT egress", maps.Size{Pools: true, NAT: true}, 0, nil, []string{"share=host", "share=host nat=true", "IPv6 share=host nat=true"}},
+		{"other limits egress", maps.Size{Also: true}, 0, nil, []string{
+			"each=all", "pps=10m", "new-flows=10m", "quota=4096tb/month then=drop", "quota=4096tb/30d then=drop", "quota=1b/30d then=10gbit",
+			"pps=10m new-flows=10m quota=4096tb/month then=drop", "each=host pps=10m", "each=host new-flows=10m", "each=host quota=4096tb/month then=drop",
+		}},
 		{"all ingress", maps.Size{Pools: true, Colours: true, Affected: 8}, ingress | matchSrc, nil, nil},
 	} {
 		c.size.Rules, c.size.Buckets, c.size.Views, c.size.Shares, c.size.Labels = 1<<14, 1<<16, 2, 64, 64

@@ -183,8 +183,11 @@ type changing struct {
 
 func newChanging(t *testing.T, g grower, now uint64) *changing {
 	l := g.tree()
-	roomy := Limits{Rules: slices.Clone(l.Rules), Pools: slices.Repeat(l.Pools, 6)} // for labels and leases of two versions
-	roomy.Rules[0].Each.Kind = policy.EachFlow                                      // a change may begin to tell flows apart
+	roomy := Limits{Rules: slices.Clone(l.Rules), Pools: slices.Repeat(l.Pools, 3)} // for labels and leases of two versions
+	for _, r := range slices.Repeat(l.Rules, 2) {
+		roomy.Pools = append(roomy.Pools, pool("label", policy.Rule{Also: r.Also}))
+	}
+	roomy.Rules[0].Each.Kind = policy.EachFlow // a change may begin to tell flows apart
 	c := &changing{
 		both: newBoth(t, roomy), grower: g, t: t, now: now, turn: now, from: maps.Never, until: maps.Never,
 		ends: map[int]uint64{},

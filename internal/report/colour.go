@@ -17,6 +17,12 @@ func ratesOf(r *policy.Rule) string {
 	case policy.RFC4115:
 		return r.Rate.String() + "+" + r.Colours.EIR.String() // which comes on top
 	}
+	switch { // a limit without a rate
+	case r.Rate == policy.MaxRate && r.Also.Packets != 0:
+		return r.Also.Packets.String() + " pps"
+	case r.Rate == policy.MaxRate && r.Also.Flows != 0:
+		return r.Also.Flows.String() + " new/s"
+	}
 	return r.Rate.String()
 }
 

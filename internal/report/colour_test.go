@@ -115,7 +115,7 @@ eth0 egress  10.0.1.0/24  1mbit/2mbit per host  yellow pass, red drop  trtcm    
 eth0 egress  10.0.2.0/24         1mbit+500kbit  yellow pass, red drop  rfc4115    131 kB          131 kB  1.00 kB  65.5 kB       90  90.0 kB      40     10     60      30   10      10%  0.8%
 eth0 egress  10.0.3.0/24                 1mbit  drop                   gcra       131 kB                  1.00 kB                90  90.0 kB      40     10      0       0    0      10%  0.8%
 `)
-	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, 2, 80) }), `
+	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, "", 2, 80) }), `
 KEY       RULE         DEVICE         LEVEL  FULL      LEVEL 2
 10.0.0.7  10.0.0.0/24  eth0 egress  1.00 kB  0.8%  65.5 kB 50%
 10.0.0.7  10.0.1.0/24  eth0 egress  1.00 kB  0.8%  65.5 kB 50%

@@ -166,6 +166,9 @@ func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 	says := verdict(d)
 	list("delivered", len(says), func(i int) string { return says[i] })
 	add("committed", "%s", committedText(d))
+	if d.Quota != "" {
+		add("quota", "%s", d.Quota)
+	}
 	for i, p := range d.Pools {
 		text := fmt.Sprintf("%s, %s", p.Name, rateText(p.RateBits))
 		if p.GuaranteeBits != nil {
@@ -237,6 +240,8 @@ func committedText(d *history.Delivery) string {
 		return "none for all together: each " + d.Each + " has the rate" + rate
 	case d.Aware:
 		return "none that can be checked: packets come in with colours" + rate
+	case d.Other != "":
+		return "none: the limit is also " + d.Other + rate
 	case len(d.Pools) > 0:
 		return "none: within pool " + d.Pools[0].Name + " without a guarantee" + rate
 	}

@@ -54,7 +54,7 @@ type Stop struct {
 	Warnings []string `json:"warnings"`
 	State    string   `json:"state"` // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
-	// RateBits is the rate of the rule for all its packets together; null for none.
+	// RateBits is the rate of the rule for all its packets together, or the one after its quota that is in force; null for none.
 	RateBits        *uint64 `json:"rate_bits_per_second"`
 	SpeedTestBits   *uint64 `json:"speed_test_bits_per_second"`   // the most that a speed test of 10 s shows, by the bursts of the rule and its pools; null if that is not known
 	FirstSecondBits *uint64 `json:"first_second_bits_per_second"` // the same for its first second
@@ -235,6 +235,9 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
+		}
+		if p.Quota != nil {
+			fact(s, "quota", p.Quota.text())
 		}
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)

@@ -18,7 +18,8 @@ type Passage struct {
 	// it; "" without RefusedBy.
 	RefusedReason string `json:"refused_reason"`
 	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
-	BorrowedBy []string `json:"borrowed_by"`
+	BorrowedBy []string  `json:"borrowed_by"`
+	Quota      *QuotaUse `json:"quota"` // what is used of the rule's quota, or of that of a host, subnet or flow; null without one
 	// GuaranteedBy has the guarantee that lets the packet pass the pools above; null for none.
 	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
@@ -54,17 +55,18 @@ type Sharing struct {
 
 // PoolLevel is the level of a pool, and what that means for a packet.
 type PoolLevel struct {
-	Name          string  `json:"name"`
-	Within        string  `json:"within"` // "" for no pool
-	RateBits      uint64  `json:"rate_bits_per_second"`
-	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
-	LevelBytes    uint64  `json:"level_bytes"`
-	CapacityBytes uint64  `json:"capacity_bytes"`
-	HoldsBytes    uint64  `json:"holds_bytes"` // the bucket and its queue together
-	Full          bool    `json:"full"`        // as it is while more is offered than its rate
-	Conforms      bool    `json:"conforms"`    // it has room for the packet
-	WaitNS        uint64  `json:"wait_ns"`     // until it has, if no others come
-	Guarantees    bool    `json:"guarantees"`  // the packet conforms to the pool's guarantee
+	Name          string    `json:"name"`
+	Within        string    `json:"within"` // "" for no pool
+	RateBits      uint64    `json:"rate_bits_per_second"`
+	GuaranteeBits *uint64   `json:"guarantee_bits_per_second"` // null for none
+	LevelBytes    uint64    `json:"level_bytes"`
+	CapacityBytes uint64    `json:"capacity_bytes"`
+	HoldsBytes    uint64    `json:"holds_bytes"` // the bucket and its queue together
+	Full          bool      `json:"full"`        // as it is while more is offered than its rate
+	Conforms      bool      `json:"conforms"`    // it has room for the packet
+	WaitNS        uint64    `json:"wait_ns"`     // until it has, if no others come
+	Quota         *QuotaUse `json:"quota"`       // what is used of its quota; null without one
+	Guarantees    bool      `json:"guarantees"`  // the packet conforms to the pool's guarantee
 	Sharing
 	// What the pool passed and refused since it was set.
 	PassedPackets  uint64 `json:"passed_packets"`
@@ -229,6 +231,9 @@ func (p *PoolLevel) text() string {
 		state = percentText(percentOf(p.LevelBytes, p.HoldsBytes)) + " full"
 	}
 	parts := []string{text, state}
+	if p.Quota != nil {
+		parts = append(parts, "quota: "+p.Quota.text())
+	}
 	if number(p.ActiveSharers, 0) > 0 {
 		parts = append(parts, p.sharers())
 	}

@@ -186,7 +186,10 @@ func (r *Rule) Detail(w io.Writer) error {
 		fact(&text, "guarantee", r.waits())
 	}
 	columns := figures([]column[Rule]{cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease), full})
-	said := []string{"algorithm", "capacity_bytes", "queue_bytes", "pbs_bytes", "ebs_bytes", "within", "guarantee_bits_per_second", "share", "passed_bytes", "dropped_percent"}
+	if r.Scope() == "" && r.Also.Quota.Bytes != 0 {
+		fact(&text, "quota", NewQuotaUse(r.Also, r.Used).text())
+	}
+	said := []string{"quota_left_bytes", "algorithm", "capacity_bytes", "queue_bytes", "pbs_bytes", "ebs_bytes", "within", "guarantee_bits_per_second", "share", "passed_bytes", "dropped_percent"}
 	for _, c := range columns {
 		says, what := c.cell(r), strings.ToLower(c.head)
 		if slices.Contains(said, c.key) || says == "" || (says == "0" || says == "0%") && c.key != "passed_packets" || c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets {

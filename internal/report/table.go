@@ -12,6 +12,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -241,6 +242,8 @@ func figureText(f *live.Figure, it *live.Item) string {
 		}
 	case uint64:
 		switch {
+		case f.Key == "quota_left_bytes":
+			return leftText(v, it.Used, it.Also.Then)
 		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
 			return policy.Rate(v).String()
 		case strings.HasSuffix(f.Key, "_bytes"):
@@ -294,6 +297,7 @@ func (t Table) columns(rules Rules) []column[Rule] {
 	}
 	add(0, figure("dropped_percent"))
 	add(2, figure("refused_percent"))
+	add(1, figure("quota_left_bytes"))
 	add(9, figure("active_sharers"))
 	if t.Excess {
 		add(0, figure("excess_percent"))
@@ -418,21 +422,26 @@ func (r *Rule) remarks() string {
 	return strings.Join(says, ", ")
 }
 
-// bucketRows are the rows of all buckets, the fullest first.
-func (rules Rules) bucketRows() (rows []live.Row) {
+// bucketRows are the rows of all buckets: the fullest first, or by order "quota" those with the least left.
+func (rules Rules) bucketRows(order string) (rows []live.Row) {
 	for _, r := range rules {
 		for _, b := range r.Buckets {
 			rows = append(rows, r.PartRow(live.Part{Bucket: b, Full: r.FullPercent(b.Bytes)}))
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b live.Row) int { return cmp.Compare(b.Part.Bytes, a.Part.Bytes) })
+	slices.SortStableFunc(rows, func(a, b live.Row) int {
+		quota := cmp.Compare(b.QuotaPercent(), a.QuotaPercent())
+		if order == "quota" && quota != 0 {
+			return quota
+		}
+		return cmp.Or(cmp.Compare(b.Part.Bytes, a.Part.Bytes), quota, plain.Natural(a.Part.Name, b.Part.Name))
+	})
 	return rows
 }
 
-// KeepFullest leaves rules the n buckets with the highest levels of all, each rule's own
-// with the fullest first; all for n = 0. It reports how many there were.
-func (rules Rules) KeepFullest(n int) (of int) {
-	rows := rules.bucketRows()
+// KeepFullest leaves rules the first n buckets of all, as bucketRows has them; all for n = 0. It reports how many there were.
+func (rules Rules) KeepFullest(n int, order string) (of int) {
+	rows := rules.bucketRows(order)
 	if of = len(rows); n == 0 {
 		n = of
 	}
@@ -487,6 +496,12 @@ func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row]
 			return Bytes(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 		})
 	})
+	add("USED", 0, func(r *live.Row) string { return optional(r.Part.UsedBytes, Bytes) })
+	add("LEFT", 0, func(r *live.Row) string {
+		return optional(r.Part.LeftBytes, func(left uint64) string {
+			return leftText(left, maps.Quota{UsedBytes: *r.Part.UsedBytes, LeftBytes: left}, r.Also.Then)
+		})
+	})
 	add("WAIT", 0, func(r *live.Row) string {
 		if r.Part.WaitNS == nil && r.Part.Full.Known && r.Excess == policy.Delay {
 			return "dropped"
@@ -497,8 +512,8 @@ func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row]
 }
 
 // BucketsText writes a line for each bucket, the fullest first. of is as KeepFullest reports it.
-func (rules Rules) BucketsText(w io.Writer, of, width int) error {
-	rows := rules.bucketRows()
+func (rules Rules) BucketsText(w io.Writer, order string, of, width int) error {
+	rows := rules.bucketRows(order)
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(w, NoRows("bucket"))
 		return err

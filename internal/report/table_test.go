@@ -275,17 +275,17 @@ func TestBuckets(t *testing.T) {
 	empty := shown("eth0", policy.Egress, "10.0.2.0/24", 1e6, eachHost)
 	empty.Buckets = []live.Bucket{}
 	rules := Rules{delaying, hosts, empty}
-	of := rules.KeepFullest(0)
-	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
+	of := rules.KeepFullest(0, "")
+	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, "", of, 80) }), `
 KEY       RULE         DEVICE          LEVEL  FULL     WAIT
 10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
 10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
 10.0.0.1  10.0.0.0/24  eth0 ingress  2.50 kB   25%    2.5ms
 `)
-	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
+	if of = rules.KeepFullest(2, ""); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
-	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
+	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, "", of, 80) }), `
 KEY       RULE         DEVICE          LEVEL  FULL     WAIT
 10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
 10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
@@ -295,7 +295,7 @@ KEY       RULE         DEVICE          LEVEL  FULL     WAIT
 	pool = remade(pool, func(it *live.Item) { it.Capacity = 10_000 })
 	pool.Buckets = []live.Bucket{{Name: "pool", Bytes: 1000}}
 	pooled := Rules{pool, hosts}
-	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
+	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, "", 2, 80) }), `
 KEY       POOL OR RULE  DEVICE         LEVEL  FULL
 10.0.1.9  10.0.1.0/24   eth0 egress  13.1 kB   10%
           uplink                     1.00 kB   10%

@@ -44,6 +44,8 @@ type Talker struct {
 	PassedBits  *uint64  `json:"passed_bits_per_second"`
 	LevelBytes  uint64   `json:"level_bytes"`
 	FullPercent *float64 `json:"full_percent"`
+	UsedBytes   *uint64  `json:"quota_used_bytes"`
+	LeftBytes   *uint64  `json:"quota_left_bytes"`
 }
 
 // NewTalkers are those who sent anything, in the order of a view, and of each rule as many as it has.
@@ -56,7 +58,7 @@ func NewTalkers(interval time.Duration, uses []live.Use, v live.View) Talkers {
 			OfferedBits: bits(u.Offered), PassedBits: bits(u.Passed), Talkers: []Talker{}, LeftOut: of - len(rows), Note: u.Note,
 		}
 		for _, r := range rows {
-			one.Talkers = append(one.Talkers, Talker{r.Part.Name, bits(r.Part.Offered), bits(r.Part.Passed), r.Part.Bytes, percentOrNull(r.Part.Full)})
+			one.Talkers = append(one.Talkers, Talker{r.Part.Name, bits(r.Part.Offered), bits(r.Part.Passed), r.Part.Bytes, percentOrNull(r.Part.Full), r.Part.UsedBytes, r.Part.LeftBytes})
 		}
 		all.Rules, all.rows, all.of = append(all.Rules, one), append(all.rows, rows...), all.of+of
 	}

@@ -201,7 +201,9 @@ func topColumns(rules Rules, width int) []column[Rule] {
 		}
 		columns = append(columns, c)
 	}
-	return columns
+	left := figure("quota_left_bytes")
+	left.drop = 1
+	return append(columns, left)
 }
 
 // Called is what people call the rule or pool: a pool by its name, a rule by its name, if any, and its place.

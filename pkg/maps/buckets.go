@@ -120,9 +120,7 @@ func (bs *buckets) bucketIn(e Entry, n uint32, word model.Bucket, k bpf.AbiKey, 
 	if level == 0 && b.SecondBytes == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 		return Bucket{}
 	}
-	if b.LevelBytes = model.Bytes(level); e.Unit == policy.InQuota {
-		b.LevelBytes = quotaBytes(level)
-	}
+	b.LevelBytes = model.BytesOf(e.Unit, level)
 	if e.Each.Kind == policy.EachFlow {
 		b.Flow = flowOf(k)
 	} else {

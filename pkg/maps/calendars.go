@@ -59,6 +59,29 @@ func (s *Store) calendarsInUse() (used [bpf.AbiLayoutCALENDARS]bool) {
 	return used
 }
 
+// A Period is a period of quotas in a time zone.
+type Period struct {
+	Name  string // "month Europe/Berlin"
+	Known int    // how many later ones programs know
+	Err   error  // nil unless the host does not know the time zone
+}
+
+// Periods are those of all quotas.
+func (s *Store) Periods() (all []Period) {
+	wall := s.wall(s.now())
+	for i, used := range s.calendarsInUse() {
+		if !used {
+			continue
+		}
+		c := &s.calendars[i]
+		p := Period{Name: strings.TrimSpace(nameOf(c)), Known: sort.Search(len(c.Begins), func(i int) bool { return c.Begins[len(c.Begins)-1-i] <= wall })}
+		_, zone, _ := strings.Cut(nameOf(c), " ")
+		_, p.Err = policy.Zone(zone).Location()
+		all = append(all, p)
+	}
+	return all
+}
+
 // RenewCalendars computes when periods begin, by the host's clock and time zone. Programs know of a hundred periods from now on.
 func (s *Store) RenewCalendars() (err error) {
 	for i := range s.calendars {
@@ -147,14 +170,16 @@ type Quota struct {
 	EndsNS               uint64 // until the period ends; 0 if the quota comes back steadily
 }
 
+// UsedUp reports whether the limit after the quota is in force. What is left then is less than a packet, which may be one of GSO.
+func (q Quota) UsedUp() bool {
+	return q.UsedBytes > 0 && q.LeftBytes < max(model.SharedBytes, min(1<<16, (q.UsedBytes+q.LeftBytes)/100))
+}
+
 // QuotaOf is what is used of a quota, one of Others, by all packets, or by those whose key has no slot.
 func (s *Store) QuotaOf(e Entry, now uint64) Quota { return s.quota(e, s.SharedLevel(e, now), now) }
 
-// quotaBytes rounds a level of a quota up to whole bytes.
-func quotaBytes(level uint64) uint64 { return (level + 1<<model.QuotaBits - 1) >> model.QuotaBits }
-
 func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
-	q.UsedBytes = quotaBytes(level)
+	q.UsedBytes = model.BytesOf(e.Unit, level)
 	v := cs.current(e.ID)
 	q.LeftBytes = v.Limit >> model.QuotaBits
 	q.LeftBytes -= min(q.LeftBytes, q.UsedBytes)

@@ -102,7 +102,8 @@ export class Detail {
       p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
         setText(el.firstChild.firstChild, visible(b.key));
         const full = this.#store.rows.get(this.key)?.r.capacity_bytes;
-        setText(el.children[1].firstChild, full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes));
+        const level = full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes);
+        setText(el.children[1].firstChild, b.quota_left_bytes === null ? level : `${level}; ${bytes(b.quota_used_bytes)} used, ${bytes(b.quota_left_bytes)} left`);
         setAttr(el.children[1], "title", bytes(b.level_bytes));
         fillBar(el.children[1].lastChild, full ? b.level_bytes / full : 0, "level");
         const ask = el.children[2].firstChild;
@@ -357,6 +358,7 @@ export class Detail {
       r.marked_packets && ["marked", `${count(r.marked_packets)} packets`], r.guarantee_bits_per_second && ["guaranteed", traffic(r.guaranteed_packets, r.guaranteed_bytes)], r.guarantee_bits_per_second && ["borrowed", traffic(r.borrowed_packets, r.borrowed_bytes)],
       r.capacity_bytes && ["burst", burst(r)], r.pbs_bytes && ["peak burst", bytes(r.pbs_bytes)], r.ebs_bytes && ["excess burst", bytes(r.ebs_bytes)], r.queue_bytes && ["queue", `${bytes(r.queue_bytes)}, at most ${duration(r.longest_wait_ns)}`],
       r.contended_packets && ["contended", `${count(r.contended_packets)} packets`], r.spilled_packets && ["spilled", `${count(r.spilled_packets)} packets`], r.exempt_packets && ["exempt", `${count(r.exempt_packets)} packets`],
+      r.quota_used_bytes !== null && ["quota", quota(r)],
       r.active_sharers !== null && r.active_sharers !== undefined && ["active sharers", grouped(r.active_sharers)], r.hook && ["hook", r.hook]].filter(Boolean);
     const text = facts.map((f) => f[0]).join();
     if (this.#facts !== text || p.facts.children.length === 0) {
@@ -488,6 +490,10 @@ export function rateLayers(r, t, passed, offered) {
     ],
   };
 }
+
+// quota is how much of a quota is used, and what is in force once it is used up.
+const quota = (r) => (r.quota_used_up ? `used up: ${r.then_bits_per_second ? rate(r.then_bits_per_second) : "drop"}` : `${bytes(r.quota_used_bytes)} used, ${bytes(r.quota_left_bytes)} left`) +
+  (r.quota_ends_in_ns ? `, for another ${duration(r.quota_ends_in_ns)}` : "");
 
 const burst = (r) => bytes(r.capacity_bytes) + (r.rate_bits_per_second ? ` (${duration((r.capacity_bytes * 8e9) / r.rate_bits_per_second)})` : "");
 

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/report"
+)
+
+// What is used of a quota is told everywhere: of a rule, of a pool, and of each host that has one.
+func TestQuotaIsTold(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "quotas", "--new", "--rate", "1gbit", "--quota", "100kb/day", "--then", "drop")
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1gbit", "--quota", "50kb/month", "--then", "8kbit", "--within", "quotas")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "1gbit", "--quota", "50kb/30d", "--then", "drop", "--each", "host")
+	r.ok("set", "va", "egress", "10.0.2.0/24", "--pps", "100")
+	w := r.events("--kind", "quota")
+	for host, packets := range map[string]int{"10.0.0.7": 60, "10.0.1.8": 42, "10.0.1.9": 5} {
+		r.send(host, packets, 1000)
+	}
+	for _, want := range []string{"quota-80 10.0.0.0/24 ", "quota-used-up 10.0.0.0/24 ", "quota-80 10.0.1.0/24 10.0.1.8"} {
+		w.tells(0, want, func(e report.Event) bool { return e.Kind+" "+e.Network+" "+e.Key == want && *e.CapacityBytes == 50<<10 })
+	}
+	w.stops(syscall.SIGTERM)
+	if all := w.told(); len(all) != 3 || !strings.Contains(all[1].Sentence, "of 51.2 kB; 8kbit is in force") {
+		t.Errorf("told %+v", all)
+	}
+	for _, test := range []struct {
+		args string
+		says []string
+	}{
+		{"show", []string{"LEFT", "used up: 8kbit", "42.4 kB", "100 pps"}},
+		{"show --buckets --sort quota", []string{"10.0.1.8", "42.0 kB", "9.20 kB", "10.0.1.9", "5.00 kB"}},
+		{"top --once", []string{"used up: 8kbit"}},
+		{"show va egress 10.0.0.0/24", []string{"used up (51.0 kB), so 8kbit is in force; the period ends in"}},
+		{"explain va egress 10.0.0.7", []string{"the rule used 0 of 8kbit", "quota used up (51.0 kB), so 8kbit is in force", "quota: 60.0 kB used, 42.4 kB left, then packets are dropped", "up to 33.9kbit, its first second 339kbit"}},
+		{"explain va egress 10.0.1.8", []string{"42.0 kB used, 9.20 kB left, then packets are dropped; it comes back steadily", "room for 6 such packets (9200 bytes)"}},
+		{"explain va egress 10.0.2.8", []string{"room for 64 such packets"}},
+	} {
+		got := r.ok(strings.Fields(test.args)...)
+		for _, want := range test.says {
+			if !strings.Contains(bare(got), want) {
+				t.Errorf("%s does not say %q:\n%s", test.args, want, got)
+			}
+		}
+	}
+	r.ok("set", "va", "egress", "10.0.2.0/24", "--pps", "1", "--pps-burst", "1")
+	for host, says := range map[string]string{"10.0.1.8": "as the quota is used up; it conforms in 19h", "10.0.2.8": "as there are too many packets; it conforms in"} {
+		r.send(host, 9, 1000)
+		if got := r.ok("explain", "va", "egress", host); !strings.Contains(bare(got), says) {
+			t.Errorf("%s: not %q:\n%s", host, says, got)
+		}
+	}
+	buckets := r.show("--buckets", "va", "egress", "10.0.1.0/24")[0].Buckets
+	if i := slices.IndexFunc(buckets, func(b live.Bucket) bool { return b.Name == "10.0.1.8" }); i < 0 || *buckets[i].UsedBytes != 51000 || *buckets[i].LeftBytes != 200 {
+		t.Errorf("the buckets are %+v", buckets)
+	}
+}

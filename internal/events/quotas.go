@@ -1,0 +1,100 @@
+package events
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A quotaOf is the quota of a rule or pool.
+type quotaOf struct {
+	at     hook
+	prefix netip.Prefix
+	name   string
+	entry  maps.Entry // of the quota
+}
+
+// A quotaUser is who has a quota: a rule or pool, or one of its hosts, subnets or flows.
+type quotaUser struct {
+	at     hook
+	prefix netip.Prefix
+	key    string // "" for all
+}
+
+// quotas are what was told of users: each how far its quota was used.
+type quotas struct {
+	told map[quotaUser]string // the kind of the last event; not of others
+	next time.Time            // not before
+}
+
+// A quota that comes back steadily may be used again at once. So it is told again once this much less is used.
+const forget = 10 // percent
+
+// lookAtQuotas tells which quotas are nearly used, or used up. The first time it only takes note of them.
+func (s *session) lookAtQuotas() {
+	begun, r := time.Now(), &s.rules
+	if s.store == nil || begun.Before(s.quotas.next) || s.store.Stamp() != r.stamp || !s.wants(report.QuotaNearlyUsed) && !s.wants(report.QuotaUsedUp) {
+		return
+	}
+	was, now := s.quotas.told, maps.Now()
+	s.quotas.told = map[quotaUser]string{}
+	var each []quotaOf
+	var entries []maps.Entry
+	for _, q := range r.quotas {
+		if q.entry.Each.Kind != policy.EachAll {
+			each, entries = append(each, q), append(entries, q.entry)
+			continue
+		}
+		s.lookAtQuota(q, "", s.store.QuotaOf(q.entry, now), was)
+	}
+	for i, b := range s.store.Buckets(entries, maps.Now) {
+		key := b.Flow.String()
+		if b.Subnet.IsValid() {
+			key = policy.NetworkText(b.Subnet)
+		}
+		s.lookAtQuota(each[i], key, maps.Quota{UsedBytes: b.LevelBytes, LeftBytes: entries[i].Capacity - min(entries[i].Capacity, b.LevelBytes)}, was)
+	}
+	s.quotas.next = begun.Add(rest * time.Since(begun))
+}
+
+// lookAtQuota tells of one user, of whom was is what was told before; nil for the first time.
+func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quotaUser]string) {
+	user, also := quotaUser{q.at, q.prefix, key}, q.entry.Also
+	percent := 100 * float64(use.UsedBytes) / float64(also.Quota.Bytes)
+	told := was[user]
+	tell := func(kind, says string) {
+		if told = kind; was == nil {
+			return
+		}
+		whose := ""
+		if key != "" {
+			whose = key + " "
+		}
+		e := s.eventOf(q.at, kind, whose+fmt.Sprintf(says, report.Bytes(use.UsedBytes), report.Bytes(also.Quota.Bytes)), q.prefix, q.name)
+		e.Key, e.Address, e.LevelBytes, e.CapacityBytes = key, key, &use.UsedBytes, new(also.Quota.Bytes+also.Grace)
+		s.tell(e)
+	}
+	switch {
+	case percent < 80-forget:
+		told = ""
+	case told == report.QuotaUsedUp && percent < 100-forget:
+		told = report.QuotaNearlyUsed
+	}
+	if told == "" && percent >= 80 {
+		tell(report.QuotaNearlyUsed, "used %s of its quota of %s")
+	}
+	if told == report.QuotaNearlyUsed && use.UsedUp() {
+		then := also.Then.String() + " is in force"
+		if also.Then == policy.ThenDrop {
+			then = "packets are dropped"
+		}
+		tell(report.QuotaUsedUp, "used up its quota: %s of %s; "+then)
+	}
+	if told != "" {
+		s.quotas.told[user] = told
+	}
+}
