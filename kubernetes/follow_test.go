@@ -32,17 +32,17 @@ type annotations map[string]string
 type rig struct {
 	*testing.T
 	follower
+	host              *testenv.Netns
 	podStore, nsStore cache.Indexer
 	log               bytes.Buffer
 }
 
 func newRig(t *testing.T) *rig {
-	testenv.NewNetns(t)
-	r := &rig{T: t}
+	r := &rig{T: t, host: testenv.NewNetns(t)}
 	r.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.nsStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.follower = follower{
-		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, told: map[string]string{},
+		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{},
 		pods: listers.NewPodLister(r.podStore), namespaces: listers.NewNamespaceLister(r.nsStore),
 	}
 	log.SetOutput(&r.log)
@@ -169,18 +169,25 @@ func TestAnnotations(t *testing.T) {
 // A fake API server: the annotation of a pod changes, and then the rate of its rule. There is a pod of that name on another node.
 func TestFollow(t *testing.T) {
 	r := newRig(t)
-	r.start("va", "shop/web", policy.MaxRate, "")
-	client := fake.NewClientset(namespace("shop", nil), pod("shop", "web", nil))
+	client := fake.NewClientset(namespace("shop", annotations{"shapectl.dev/egress": "50mbit"}), pod("shop", "web", nil))
 	ctx, stop := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
+	var sends []string
 	go func() {
 		defer stop()
-		for _, rate := range []string{"10M", "20M"} {
-			if _, err := client.CoreV1().Pods("shop").Update(ctx, pod("shop", "web", annotations{"kubernetes.io/ingress-bandwidth": rate}), metav1.UpdateOptions{}); err != nil {
+		for _, rate := range []string{"", "10M", "20M"} {
+			web := pod("shop", "web", annotations{"kubernetes.io/ingress-bandwidth": rate})
+			if rate == "" { // shapectl-cni limits a pod that waits for its first container
+				time.Sleep(3 * between / 2)
+				r.host.Do(func() error { r.start("va", "shop/web", policy.MaxRate, ""); return nil })
+				web.Annotations, web.Status.PodIP = nil, "10.0.0.1"
+			}
+			if _, err := client.CoreV1().Pods("shop").Update(ctx, web, metav1.UpdateOptions{}); err != nil {
 				failed <- err
 				return
 			}
 			time.Sleep(2 * between)
+			r.host.Do(func() error { sends = append(sends, r.pools()["va ingress"]); return nil })
 		}
 		failed <- nil
 	}()
@@ -191,6 +198,9 @@ func TestFollow(t *testing.T) {
 	}
 	if got := r.pools()["va egress"]; !strings.HasPrefix(got, "20mbit") {
 		t.Errorf("the pod receives %s", got)
+	}
+	if !strings.Contains(sends[0], "within pool") {
+		t.Errorf("the pod sends %s", sends[0])
 	}
 }
 
@@ -238,8 +248,12 @@ func TestPod(t *testing.T) {
 	host.Spec.HostNetwork = true
 	r.pod(host)
 	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
-	r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
-	r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+	for range 2 { // deleted, and created again with the same fault
+		r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
+		r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+		r.podStore.Delete(pod("shop", "late", nil))
+		r.expect("")
+	}
 }
 
 func TestNamespace(t *testing.T) {
@@ -255,11 +269,16 @@ func TestNamespace(t *testing.T) {
 		`vb ingress: within pool "namespace shop egress"`)
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 45mbit}"})) // there is no room
 	r.expect("shop/b egress: 400gbit", "vb ingress: within pool")
+	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, weight: 3}"})) // which makes some
+	r.expect("", "vb ingress: 45mbit of it guaranteed")
+	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.cluster = true // and no guarantees any more
 	r.expect("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight",
 		`namespace shop egress: for all hosts of cluster "namespace shop egress" together`)
 	r.namespace("shop", annotations{"shapectl.dev/egress": "fast"})
-	r.expect("namespace shop egress: shapectl.dev/egress: rate", "namespace shop egress: 50mbit")
+	r.start("vc", "shop/c", policy.MaxRate, "")
+	r.pod(pod("shop", "c", nil))
+	r.expect("namespace shop egress: shapectl.dev/egress: rate", "namespace shop egress: 50mbit", `vc ingress: within pool "namespace shop egress"`)
 	r.cluster = false
 	r.namespace("shop", annotations{"shapectl.dev/egress": "{guarantee: 1mbit}"})
 	r.expect("namespace shop egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
@@ -301,24 +320,39 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// Pods of two networks, one of which has a pool for all of its pods on the node.
+// Pods of two networks, one of which has a pool of the operator for all of its pods on the node. Annotations reach no part of that,
+// and lift it for nobody.
 func TestNetworks(t *testing.T) {
 	r := newRig(t)
-	r.start("va", "shop/a", policy.MaxRate, "")
 	n, err := loader.WriteFirst(r.options)
 	testenv.Must(t, err)
-	uplink, err := policy.Limit{Rate: 1e9}.Pool("uplink")
-	testenv.Must(t, err)
-	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: []policy.Rule{uplink}})
+	var pools []policy.Rule
+	for _, name := range []string{"uplink", "namespace shop ingress"} {
+		pool, err := policy.Limit{Rate: 1e9}.Pool(name)
+		testenv.Must(t, err)
+		pools = append(pools, pool)
+	}
+	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: pools})
 	testenv.Must(t, err)
 	n.Close()
+	r.start("va", "shop/a", policy.MaxRate, "")
 	r.start("vb", "shop/b", policy.MaxRate, "uplink")
 	r.pod(pod("shop", "a", nil))
+	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 999mbit, weight: 256}"}))
+	r.namespace("shop", nil)
+	r.expect("guarantee and weight count within the limit of the namespace, which has none", `vb ingress: 400gbit (50 GB/s), burst 15 GB (300 ms), within pool "uplink"`)
 	r.pod(pod("shop", "b", nil))
-	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit"})
-	r.expect("", `namespace shop egress: within pool "uplink"`, `va ingress: within pool "namespace`, `vb ingress: within pool "namespace`)
+	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit", "shapectl.dev/ingress": "50mbit"})
+	r.expect(`another pool is called "namespace shop ingress"; remove it, or give it another name`, "namespace shop ingress: 1gbit")
+	within := r.pools()["namespace shop egress"] + r.pools()["va ingress"] + r.pools()["vb ingress"]
+	if strings.Count(within, "uplink") != 1 || strings.Count(within, `within pool "namespace shop egress"`) != 1 {
+		t.Errorf("with the limit of the namespace: %s", within)
+	}
 	r.namespace("shop", nil)
 	r.expect("", "namespace shop egress: none", `vb ingress: within pool "uplink"`)
+	if got := r.pools()["va ingress"]; strings.Contains(got, "within") {
+		t.Errorf("va ingress: %s", got)
+	}
 }
 
 // Hundreds of pods change at one moment.

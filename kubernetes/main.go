@@ -21,7 +21,7 @@ func main() {
 	f := follower{
 		node:    os.Getenv("NODE_NAME"),
 		options: loader.Options{BPFFS: os.Getenv("SHAPECTL_BPFFS"), SetupFQ: true, Patience: time.Minute},
-		told:    map[string]string{},
+		telling: map[string]string{},
 	}
 	flag.BoolVar(&f.cluster, "cluster", false, "the limit of a namespace is for all nodes together; on each, 'shapectl serve' needs a store")
 	flag.Parse()

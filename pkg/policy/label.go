@@ -59,6 +59,14 @@ func ShortName(s string) string {
 	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
 }
 
+// NamespaceNote is the note of the pools of namespaces in Kubernetes.
+const NamespaceNote = "kubernetes namespace"
+
+// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of its annotations.
+func NamespacePool(namespace, direction string) string {
+	return ShortName("namespace " + namespace + " " + direction)
+}
+
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.
 type LineOf string
 
