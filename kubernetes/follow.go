@@ -26,8 +26,6 @@ import (
 )
 
 const (
-	cniNote = "cni " // begins the notes of what shapectl-cni makes
-
 	// between is the least time between two looks at the limits, for which other commands wait.
 	between = time.Second
 	// again is when to look although nothing has changed: shapectl-cni may have limited a pod later than it appeared.
@@ -110,9 +108,6 @@ func (f *follower) tell(what string, err error) {
 	f.telling[what] = err.Error()
 }
 
-// directions are those of a pod's device, in the words of annotations.
-var directions = map[policy.Direction]string{policy.Egress: "ingress", policy.Ingress: "egress"}
-
 // sync changes the limits of pods and namespaces that are not as annotations say.
 func (f *follower) sync() error {
 	defer func() { f.told, f.telling = f.telling, map[string]string{} }()
@@ -142,7 +137,7 @@ func (f *follower) sync() error {
 			pools = t.Rules
 		}
 		for _, r := range t.Rules {
-			if !r.Pool && strings.HasPrefix(r.Label.Note, cniNote) {
+			if !r.Pool && strings.HasPrefix(r.Label.Note, policy.CNINote) {
 				podOf[string(r.Within)] = pods[r.Label.Name]
 			}
 		}
@@ -162,7 +157,7 @@ func (f *follower) sync() error {
 		if pod == nil {
 			continue
 		}
-		direction := directions[p.Label.Owner.Direction]
+		direction := policy.PodDirections[p.Label.Owner.Direction]
 		who := pod.Namespace + "/" + pod.Name + " " + direction
 		about[p.Label.Name] = who
 		above := p.Within // what the network of the pod gives
@@ -310,7 +305,7 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 // tellLacking tells why a pod does not have a limit that annotations ask for.
 func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
-	for _, direction := range directions {
+	for _, direction := range policy.PodDirections {
 		who := pod.Namespace + "/" + pod.Name + " " + direction
 		l, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)

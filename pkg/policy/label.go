@@ -59,10 +59,15 @@ func ShortName(s string) string {
 	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
 }
 
-// NamespaceNote is the note of the pools of namespaces in Kubernetes.
-const NamespaceNote = "kubernetes namespace"
+const (
+	CNINote       = "cni "                 // begins the notes of what shapectl-cni makes
+	NamespaceNote = "kubernetes namespace" // is that of the pools of namespaces, which shapectl-kubernetes makes
+)
 
-// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of its annotations.
+// PodDirections are the directions of the host's end of a pod's veth pair, in the words of annotations.
+var PodDirections = map[Direction]string{Egress: "ingress", Ingress: "egress"}
+
+// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of annotations.
 func NamespacePool(namespace, direction string) string {
 	return ShortName("namespace " + namespace + " " + direction)
 }
