@@ -198,7 +198,7 @@ func (f *follower) sync() error {
 		default:
 			was.limit = p
 		}
-		f.tell(who, cmp.Or(err, apart))
+		f.tell(who, cmp.Or(apart, err))
 		switch {
 		case err == nil && want != member:
 			limits = append(limits, want)
