@@ -166,11 +166,6 @@ func (f *follower) sync() error {
 		}
 		group, err := f.groupOf(pod.Namespace, direction, above, all)
 		f.tell("namespace "+pod.Namespace+" "+direction, err)
-		var apart error
-		if group.Pool && group.Within != above {
-			apart = errors.New("the limit of the namespace leaves the pod out, as its network has another within than networks of other pods; give all the same")
-			group = policy.Rule{}
-		}
 		if group.Pool {
 			above = policy.Within(group.Label.Name)
 			if all[above] != group {
@@ -198,7 +193,7 @@ func (f *follower) sync() error {
 		default:
 			was.limit = p
 		}
-		f.tell(who, cmp.Or(apart, err))
+		f.tell(who, err)
 		switch {
 		case err == nil && want != member:
 			limits = append(limits, want)
@@ -225,15 +220,14 @@ func (f *follower) sync() error {
 	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == policy.NamespaceNote })
 }
 
-// groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid, and
-// stays within the pool above it.
+// groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid.
 func (f *follower) groupOf(namespace, direction string, above policy.Within, all map[policy.Within]policy.Rule) (policy.Rule, error) {
 	var l *policy.Limit
 	ns, err := f.namespaces.Get(namespace)
 	if err == nil {
 		l, err = limitOf(ns.Annotations, direction, true)
 	}
-	name := policy.NamespacePool(namespace, direction)
+	name := policy.NamespacePool(namespace, direction, above)
 	have := all[policy.Within(name)]
 	switch {
 	case err == nil && l == nil:
@@ -242,8 +236,6 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within, all
 		return policy.Rule{}, fmt.Errorf("another pool is called %q; remove it, or give it another name", name)
 	case err != nil:
 		return have, err
-	case have.Pool:
-		above = have.Within
 	}
 	l.Note, l.Within = policy.NamespaceNote, above
 	if f.cluster {

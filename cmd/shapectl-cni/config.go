@@ -138,7 +138,7 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 		switch {
 		case side.rate != 0:
 			limit.Rate = policy.Rate(side.rate)
-		case limit.Rate == 0:
+		case limit.Rate == 0, limit.Rate == policy.Unlimited:
 			limit.Rate = policy.MaxRate // only the pools above limit it
 		}
 		switch {

@@ -159,18 +159,17 @@ func dropOld(n *loader.Namespace, device, note string) error {
 	return nil
 }
 
-// joinNamespace puts pools of a pod within those that shapectl-kubernetes has made for other pods of its namespace. Where the
-// networks of these have other pools, it leaves them out.
+// joinNamespace puts pools of a pod within those that shapectl-kubernetes has made for other pods of its namespace.
 func (p pod) joinNamespace(n *loader.Namespace, pools []policy.Rule) {
 	have := n.Pools()
 	defer have.Close()
 	for i := range pools {
 		own := &pools[i]
-		name := policy.NamespacePool(p.ns, policy.PodDirections[own.Label.Owner.Direction])
+		name := policy.NamespacePool(p.ns, policy.PodDirections[own.Label.Owner.Direction], own.Within)
 		if have.Set == nil || own.Label.Owner.Device == "" {
 			continue
 		}
-		if group, found := have.Set.Find(policy.PoolKey(name)); found && group.Label.Note == policy.NamespaceNote && group.Within == own.Within {
+		if group, found := have.Set.Find(policy.PoolKey(name)); found && group.Label.Note == policy.NamespaceNote {
 			if own.Within = policy.Within(name); group.Cluster.Name != "" {
 				own.Guarantee = 0
 			}

@@ -291,7 +291,7 @@ func TestNamespacePool(t *testing.T) {
 	r.run("ADD", limits, p, "")
 	var pools []policy.Rule
 	for _, l := range []policy.Limit{
-		{Rate: 1e9, Note: policy.NamespaceNote, Name: policy.NamespacePool("shop", "egress")},
+		{Rate: 1e9, Note: policy.NamespaceNote, Name: policy.NamespacePool("shop", "egress", "")},
 		{Rate: 2e6, Within: "namespace shop egress", Owner: policy.Owner{Device: "veth1", Direction: policy.Ingress}, Note: "cni net id-" + p.name + " eth0", Name: "veth1 ingress"},
 	} {
 		pool, err := l.Pool(l.Name)
@@ -330,6 +330,7 @@ pool veth1 ingress: 8kbit NOTE capacity=1514b excess=drop
 veth1 ingress by dst 0.0.0.0/0: veth1 ingress NAME
 veth1 ingress by dst ::/0: veth1 ingress NAME`, "egressRate 800 is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", ""},
 		{"above the most", `"ingressRate": 500000000000`, most, "ingressRate 500000000000 is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", ""},
+		{"unlimited", `"ingress": {"rate": "unlimited"}`, most, "", ""},
 		{"no options", `"ingress": {}`, most, "", ""},
 		{"shaped", `"ingressRate": 1000000, "ingressBurst": 400000, "shapedSubnets": ["10.0.0.1/8", "fd00::/8"]`, `
 pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
