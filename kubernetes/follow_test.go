@@ -129,7 +129,7 @@ func (r *rig) expect(logged string, want ...string) {
 }
 
 func TestAnnotations(t *testing.T) {
-	const only, shadow = "only rate, capacity, algorithm, excess, queue, ecn-above, order, guarantee, weight, share, nat", ", shadow"
+	const only, shadow = "rate, capacity, algorithm, excess, queue, ecn-above, order, guarantee, weight, share, nat", " or shadow"
 	for _, test := range []struct {
 		a         annotations
 		namespace bool
@@ -151,11 +151,11 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"shapectl.dev/egress": "{rate: "}, false, `shapectl.dev/egress "{rate: " is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
 		{annotations{"shapectl.dev/egress": "{rate: 1mbit, cir: 2mbit}"}, false, "shapectl.dev/egress: rate is given twice; remove one of them"},
 		{annotations{"shapectl.dev/egress": "rate: 1mbit\n---\nrate: 2mbit"}, false, `shapectl.dev/egress "rate: 1mbit\n---\nrate: 2mbit" is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
-		{annotations{"shapectl.dev/egress": "{colour: red}"}, false, `shapectl.dev/egress: an annotation cannot have "colour", ` + only + shadow},
-		{annotations{"shapectl.dev/egress": "{within: other}"}, false, `shapectl.dev/egress: an annotation cannot have "within", ` + only + shadow},
-		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, `shapectl.dev/egress: an annotation cannot have "cluster-safe", ` + only + shadow},
-		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: an annotation cannot have "cluster", ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
-		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, `shapectl.dev/egress: an annotation cannot have "note", ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{colour: red}"}, false, `shapectl.dev/egress: "colour" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{within: other}"}, false, `shapectl.dev/egress: "within" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, `shapectl.dev/egress: "cluster-safe" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: "cluster" is not possible here; use ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
+		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, `shapectl.dev/egress: "note" is not possible here; use ` + only + shadow},
 	} {
 		l, err := limitOf(test.a, "egress", test.namespace)
 		got := "nothing"
@@ -268,7 +268,7 @@ func TestNamespace(t *testing.T) {
 	r.start("vb", "shop/b", policy.MaxRate, "")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{within: uplink}"})) // which must not escape
-	r.expect(`shop/b egress: shapectl.dev/egress: an annotation cannot have "within"`,
+	r.expect(`shop/b egress: shapectl.dev/egress: "within" is not possible here`,
 		"namespace shop egress: 50mbit", "va egress: 400gbit",
 		`va ingress: 20mbit (2.5 MB/s), burst 750 kB (300 ms), within pool "namespace shop egress", 10mbit of it guaranteed, weight 3`,
 		`vb ingress: within pool "namespace shop egress"`)

@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -50,31 +48,14 @@ func limitOf(annotations map[string]string, direction string, namespace bool) (*
 	default:
 		options["rate"] = strings.TrimSpace(text)
 	}
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		o := policy.FindOption(name)
-		switch {
-		case o == nil || !annotatable(o, namespace):
-			var names []string
-			for _, o := range policy.Options {
-				if annotatable(o, namespace) {
-					names = append(names, o.Name)
-				}
-			}
-			return nil, fmt.Errorf("%s: an annotation cannot have %.64q, only %s", key, name, strings.Join(names, ", "))
-		case d.Has(o):
-			return nil, fmt.Errorf("%s: %s is given twice; remove one of them", key, o.Name)
-		}
-		if err := d.Give(o, options[name]); err != nil {
-			return nil, fmt.Errorf("%s: %w", key, err)
-		}
+	err := d.GiveAll(options, func(o *policy.Option) bool { // whoever may annotate a pod must not reach the limits of others
+		return !o.RuleOnly && !o.Label && !o.Fact && o.Name != "within" && (!o.PoolOnly || namespace && strings.HasPrefix(o.Name, "cluster-"))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	if d.Rate = cmp.Or(d.Rate, policy.MaxRate); d.Rate == policy.Unlimited { // a pool always has a rate
 		d.Rate = policy.MaxRate
 	}
 	return &d.Limit, nil
-}
-
-// annotatable reports whether an annotation can have an option. Whoever may annotate a pod must not reach the limits of others.
-func annotatable(o *policy.Option, namespace bool) bool {
-	return !o.RuleOnly && !o.Label && !o.Fact && o.Name != "within" && (!o.PoolOnly || namespace && strings.HasPrefix(o.Name, "cluster-"))
 }

@@ -1,4 +1,5 @@
-// Command shapectl-kubernetes changes the limits of pods on one node when their annotations change.
+// Command shapectl-kubernetes changes the limits of pods on one node when their annotations change. It is no part of 'shapectl serve',
+// as the client of Kubernetes would make that twice as large.
 package main
 
 import (

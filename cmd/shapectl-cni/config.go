@@ -200,11 +200,13 @@ func (p pod) inNamespace(s string) string {
 }
 
 // limit makes a limit of options.
-func (p pod) limit(o options) (l policy.Limit, err error) {
-	for key, value := range o {
-		err = cmp.Or(err, l.Set(key, p.inNamespace(value)))
+func (p pod) limit(of options) (policy.Limit, error) {
+	var d policy.Draft
+	for key, value := range of {
+		of[key] = p.inNamespace(value)
 	}
-	return l, err
+	err := d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
+	return d.Limit, err
 }
 
 // rules gives networks a limit each.
