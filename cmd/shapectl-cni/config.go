@@ -196,7 +196,10 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 
 // inNamespace writes the namespace of a pod into the name of a pool.
 func (p pod) inNamespace(s string) string {
-	return policy.ShortName(strings.ReplaceAll(s, "{namespace}", p.ns))
+	if name := strings.ReplaceAll(s, "{namespace}", p.ns); name != s {
+		return policy.ShortName(name)
+	}
+	return s
 }
 
 // limit makes a limit of options.

@@ -314,7 +314,7 @@ func TestNamespacePool(t *testing.T) {
 func TestConfigurations(t *testing.T) {
 	r := newRig(t)
 	p := r.pod(1)
-	long := strings.Repeat("n", 65)
+	long, short := strings.Repeat("n", 61)+"{namespace}", policy.ShortName(strings.Repeat("n", 61)+"shop")
 	const most = `
 pool veth1 egress: 400gbit NOTE capacity=15000000000b excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
@@ -355,8 +355,8 @@ veth1 egress by src 9.0.0.0/8:  NAME
 veth1 egress by src 10.0.0.0/8:  NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
 		{"long name", `"ingressRate": 1000000, "ingressBurst": 400000, "ingress": {"within": "` + long + `"}, "pools": {"` + long + `": {"rate": "1gbit"}}`, `
-pool veth1 egress: 1mbit NOTE capacity=50000b within=` + policy.ShortName(long) + ` excess=drop
-pool ` + policy.ShortName(long) + `: 1gbit cni net capacity=37500000b excess=drop
+pool veth1 egress: 1mbit NOTE capacity=50000b within=` + short + ` excess=drop
+pool ` + short + `: 1gbit cni net capacity=37500000b excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
 		{"not valid", `"ingress": 5`, "", "", "the network configuration is not valid"},
