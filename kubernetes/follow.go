@@ -41,13 +41,6 @@ type follower struct {
 	namespaces listers.NamespaceLister
 
 	told, telling map[string]string // messages about pods and namespaces, of the last look and of this one
-	before        map[string]before // by pool and its note
-}
-
-// before is the limit that a pod had before it had an annotation, if that is known.
-type before struct {
-	limit     policy.Rule
-	annotated bool
 }
 
 // run follows pods until ctx ends. Limits stay as they are while the API server does not answer.
@@ -149,8 +142,7 @@ func (f *follower) sync() error {
 	// A pod gets into the pool of its namespace first: whatever its own annotation is, it must not escape that.
 	var members, limits, waiting []policy.Rule
 	changed := map[policy.Within]bool{}
-	about, had := map[string]string{}, f.before
-	f.before = map[string]before{}
+	about := map[string]string{}
 	for i, p := range pools {
 		p = p.WithoutGuarantee()
 		pod := podOf[p.Label.Name]
@@ -176,22 +168,10 @@ func (f *follower) sync() error {
 		if member != p {
 			members = append(members, member)
 		}
-		key, want := p.Label.Name+p.Label.Note, member
-		was := had[key]
+		want := member
 		l, err := limitOf(pod.Annotations, direction, false)
-		switch {
-		case err != nil:
-		case l != nil:
-			was.annotated = true
-			want, err = limitIn(*l, member, group)
-		case was.annotated && !was.limit.Pool:
-			want, err = limitIn(policy.Limit{Rate: policy.MaxRate}, member, group)
-			was.annotated = want != p
-		case was.annotated:
-			want = within(was.limit, above, group)
-			was.annotated = want != p
-		default:
-			was.limit = p
+		if _, _, annotated := policy.CutPodNote(p.Label.Note); err == nil && (l != nil || annotated) {
+			want, err = limitIn(l, member, group)
 		}
 		f.tell(who, err)
 		switch {
@@ -200,7 +180,6 @@ func (f *follower) sync() error {
 		case member == p && pools[i].Guarantee == 0 && p.Label.Waits != 0:
 			waiting = append(waiting, p)
 		}
-		f.before[key] = was
 	}
 	for name := range changed {
 		members = append([]policy.Rule{all[name]}, members...)
@@ -222,7 +201,7 @@ func (f *follower) sync() error {
 
 // groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid.
 func (f *follower) groupOf(namespace, direction string, above policy.Within, all map[policy.Within]policy.Rule) (policy.Rule, error) {
-	var l *policy.Limit
+	var l *policy.Draft
 	ns, err := f.namespaces.Get(namespace)
 	if err == nil {
 		l, err = limitOf(ns.Annotations, direction, true)
@@ -237,6 +216,7 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within, all
 	case err != nil:
 		return have, err
 	}
+	*l = l.OnNetwork(policy.Draft{})
 	l.Note, l.Within = policy.NamespaceNote, above
 	if f.cluster {
 		l.Cluster.Name = policy.ClusterName(name)
@@ -259,17 +239,24 @@ func within(p policy.Rule, above policy.Within, group policy.Rule) policy.Rule {
 	return p
 }
 
-// limitIn is the pool of a pod with the limit of an annotation.
-func limitIn(l policy.Limit, have, group policy.Rule) (policy.Rule, error) {
+// limitIn is the pool of a pod with the limit of an annotation, nil for none, over what its network gives.
+func limitIn(l *policy.Draft, have, group policy.Rule) (policy.Rule, error) {
+	whose, network, annotated := policy.CutPodNote(have.Label.Note)
+	var d policy.Draft
+	if annotated = l != nil; annotated {
+		d = *l
+	}
 	switch {
-	case !group.Pool && (l.Guarantee != 0 || l.Weight != 0):
+	case !group.Pool && (d.Guarantee != 0 || d.Weight != 0):
 		return have, errors.New("guarantee and weight count within the limit of the namespace, which has none; annotate the namespace, too")
-	case l.Guarantee != 0 && group.Cluster.Name != "":
+	case d.Guarantee != 0 && group.Cluster.Name != "":
 		return have, errors.New("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight")
 	}
-	l.Within, l.Owner, l.Note = have.Within, have.Label.Owner, have.Label.Note
-	pool, err := l.Pool(have.Label.Name)
-	return pool.WithoutGuarantee(), err
+	d = d.OnNetwork(network)
+	d.Within, d.Owner = have.Within, have.Label.Owner
+	d.Note, _ = policy.PodNote(whose, network, annotated)
+	pool, err := d.Pool(have.Label.Name)
+	return within(pool.WithoutGuarantee(), have.Within, group), err
 }
 
 // put changes pools at one moment. If one of them is refused, it changes the others one by one.

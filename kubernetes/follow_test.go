@@ -53,6 +53,13 @@ func newRig(t *testing.T) *rig {
 // start does what shapectl-cni does for a pod in both directions.
 func (r *rig) start(device, rules string, rate policy.Rate, within policy.Within) {
 	r.Helper()
+	r.startIn(map[string]string{"rate": rate.String()}, device, rules, within)
+}
+
+func (r *rig) startIn(options map[string]string, device, rules string, within policy.Within) {
+	r.Helper()
+	var network policy.Draft
+	testenv.Must(r, network.GiveAll(options, func(*policy.Option) bool { return true }))
 	testenv.Veth(r, device, device+"p")
 	n, err := loader.WriteFirst(r.options)
 	testenv.Must(r, err)
@@ -61,7 +68,10 @@ func (r *rig) start(device, rules string, rate policy.Rate, within policy.Within
 	var pools []policy.Rule
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		owner, note := policy.Owner{Device: device, Direction: d}, "cni net "+device+" eth0"
-		pool, err := policy.Limit{Rate: rate, Within: within, Owner: owner, Note: note}.Pool(owner.String())
+		limit := policy.Draft{}.OnNetwork(network)
+		limit.Within, limit.Owner = within, owner
+		limit.Note, _ = policy.PodNote(note, network, false)
+		pool, err := limit.Pool(owner.String())
 		testenv.Must(r, err)
 		pools = append(pools, pool)
 		t := policy.Table{Device: device, Direction: d, Match: d.FarSide()}
@@ -160,7 +170,8 @@ func TestAnnotations(t *testing.T) {
 		l, err := limitOf(test.a, "egress", test.namespace)
 		got := "nothing"
 		if l != nil {
-			got = l.Rate.String()
+			d := l.OnNetwork(policy.Draft{})
+			got = d.Rate.String()
 		}
 		if err != nil {
 			got = err.Error()
@@ -225,12 +236,6 @@ func TestPod(t *testing.T) {
 	web(nil)
 	r.expect("shop/web ingress: 100mbit", "va egress: 100mbit")
 
-	web(annotations{"shapectl.dev/ingress": "4mbit"}) // a pod that had it before the follower started
-	r.expect("shop/web ingress: 4mbit")
-	r.before = nil
-	r.expect("", "va egress: 4mbit")
-	web(nil)
-	r.expect("shop/web ingress: 400gbit", "va egress: 400gbit")
 
 	// Deleted, and created again with that name, on another device.
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
@@ -346,6 +351,18 @@ func TestNetworks(t *testing.T) {
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 999mbit, weight: 256}"}))
 	r.namespace("shop", nil)
 	r.expect("guarantee and weight count within the limit of the namespace, which has none", `vb ingress: 400gbit (50 GB/s), burst 15 GB (300 ms), within pool "uplink"`)
+	r.startIn(map[string]string{"share": "flow", "capacity": "50ms", "guarantee": "2mbit", "weight": "3"}, "vc", "shop/c", "uplink")
+	for _, c := range []struct {
+		a    annotations
+		want string
+	}{ // an annotation changes what it says, and nothing else of what the network gives
+		{annotations{"kubernetes.io/egress-bandwidth": "15M"}, "15mbit (1.875 MB/s), burst 93.75 kB (50 ms), shared fairly by its flows, within pool \"uplink\", 2mbit of it guaranteed, weight 3"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1M", "shapectl.dev/egress": "{share: host}"}, "1mbit (125 kB/s), burst 6.25 kB (50 ms), shared fairly by its hosts, within pool \"uplink\", 1mbit of it guaranteed, weight 3"},
+		{nil, "400gbit (50 GB/s), burst 2.5 GB (50 ms), shared fairly by its flows, within pool \"uplink\", 2mbit of it guaranteed, weight 3"},
+	} {
+		r.pod(pod("shop", "c", c.a))
+		r.expect("shop/c egress: ", "vc ingress: "+c.want)
+	}
 	r.pod(pod("shop", "b", nil))
 	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit", "shapectl.dev/ingress": "50mbit"})
 	r.expect(`another pool is called "namespace shop ingress"; remove it, or give it another name`, "namespace shop ingress: 1gbit")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -19,8 +18,8 @@ const (
 )
 
 // limitOf is what annotations of a pod or a namespace ask for in a direction; nil for nothing.
-func limitOf(annotations map[string]string, direction string, namespace bool) (*policy.Limit, error) {
-	var d policy.Draft
+func limitOf(annotations map[string]string, direction string, namespace bool) (*policy.Draft, error) {
+	var both, d policy.Draft
 	key := fmt.Sprintf(standardAnnotation, direction)
 	text, standard := annotations[key]
 	if standard = standard && !namespace; standard {
@@ -28,10 +27,11 @@ func limitOf(annotations map[string]string, direction string, namespace bool) (*
 		if err != nil || quantity.Sign() <= 0 {
 			return nil, fmt.Errorf("%s %.64q is not a rate; write bits per second, such as 10M", key, text)
 		}
-		d.Rate = policy.MaxRate
-		if quantity.CmpInt64(int64(d.Rate)) < 0 { // else Value may overflow
-			d.Rate = max(policy.Rate(quantity.Value()), policy.MinRate)
+		both.Rate = policy.MaxRate
+		if quantity.CmpInt64(int64(both.Rate)) < 0 { // else Value may overflow
+			both.Rate = max(policy.Rate(quantity.Value()), policy.MinRate)
 		}
+		both.Mark(policy.FindOption("rate"))
 	}
 	key = fmt.Sprintf(annotation, direction)
 	text, ours := annotations[key]
@@ -54,8 +54,6 @@ func limitOf(annotations map[string]string, direction string, namespace bool) (*
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	if d.Rate = cmp.Or(d.Rate, policy.MaxRate); d.Rate == policy.Unlimited { // a pool always has a rate
-		d.Rate = policy.MaxRate
-	}
-	return &d.Limit, nil
+	both = d.Over(both)
+	return &both, nil
 }

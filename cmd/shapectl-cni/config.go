@@ -99,9 +99,9 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 // limits returns the pools that a pod may need, and its rules on its device on the host, which it looks for; nil for none. Notices
 // say what differs from what is asked for.
 func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []policy.Table, notices []string, err error) {
-	asked := c.bandwidth
+	asked, annotated := c.bandwidth, false
 	if asked.IngressRate|asked.IngressBurst|asked.EgressRate|asked.EgressBurst == 0 {
-		asked = c.RuntimeConfig.Bandwidth
+		asked, annotated = c.RuntimeConfig.Bandwidth, true
 	}
 	shaped := append(slices.Clip(c.ShapedSubnets), c.RuntimeConfig.Bandwidth.ShapedSubnets...)
 	unshaped := append(slices.Clip(c.UnshapedSubnets), c.RuntimeConfig.Bandwidth.UnshapedSubnets...)
@@ -134,29 +134,36 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 				return nil, nil, err
 			}
 		}
-		limit, err := p.limit(side.options)
-		switch {
-		case side.rate != 0:
-			limit.Rate = policy.Rate(side.rate)
-		case limit.Rate == 0, limit.Rate == policy.Unlimited:
-			limit.Rate = policy.MaxRate // only the pools above limit it
+		network, err := p.draft(side.options)
+		var pod policy.Draft // what is asked for this pod
+		if side.rate != 0 {
+			pod.Rate = policy.Rate(min(max(side.rate, uint64(policy.MinRate)), uint64(policy.MaxRate)))
+			pod.Mark(policy.FindOption("rate"))
 		}
 		switch {
-		case limit.Rate < policy.MinRate:
-			limit.Rate = policy.MinRate
+		case side.rate == 0:
+		case pod.Rate > policy.Rate(side.rate):
 			notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", side.name, side.rate))
-		case limit.Rate > policy.MaxRate:
-			limit.Rate = policy.MaxRate
+		case pod.Rate < policy.Rate(side.rate):
 			notices = append(notices, fmt.Sprintf("%sRate %d is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", side.name, side.rate))
 		}
 		if side.burst > 0 && side.burst < noBurst {
 			bytes := max(side.burst/8, policy.MinCapacity)
-			limit.Capacity.Set(fmt.Sprintf("%db", bytes))
+			pod.Capacity.Set(fmt.Sprintf("%db", bytes))
+			pod.Mark(policy.FindOption("capacity"))
 			if bytes != side.burst/8 {
 				notices = append(notices, fmt.Sprintf("%sBurst %d is below one full packet; the pod gets %d bits", side.name, side.burst, 8*bytes))
 			}
 		}
-		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, p.note
+		if !annotated {
+			pod, network = policy.Draft{}, pod.Over(network)
+		}
+		note, whole := policy.PodNote(p.note, network, annotated && side.rate != 0)
+		if !whole {
+			notices = append(notices, side.name+" has too many options; after a change of its annotation, the pod keeps only the rate of them")
+		}
+		limit := pod.OnNetwork(network)
+		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, note
 		var pool policy.Rule
 		if err == nil {
 			pool, err = limit.Pool(limit.Owner.String())
@@ -179,7 +186,7 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 		return nil, nil, nil
 	}
 	for name, options := range c.Pools {
-		limit, err := p.limit(options)
+		limit, err := p.draft(options)
 		limit.Note = c.note()
 		var pool policy.Rule
 		if err == nil {
@@ -202,14 +209,13 @@ func (p pod) inNamespace(s string) string {
 	return s
 }
 
-// limit makes a limit of options.
-func (p pod) limit(of options) (policy.Limit, error) {
-	var d policy.Draft
+// draft makes a draft of options.
+func (p pod) draft(of options) (d policy.Draft, err error) {
 	for key, value := range of {
 		of[key] = p.inNamespace(value)
 	}
-	err := d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
-	return d.Limit, err
+	err = d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
+	return d, err
 }
 
 // rules gives networks a limit each.

@@ -153,7 +153,7 @@ func dropOld(n *loader.Namespace, device, note string) error {
 	if err := n.DropPools(func(p policy.Rule) bool { return p.Label.Owner.Device == device }); err != nil {
 		return err
 	}
-	if e, _ := old(); strings.HasPrefix(e.Label.Note, policy.CNINote) && e.Label.Note != note {
+	if e, _ := old(); strings.HasPrefix(e.Label.Note, policy.CNINote) && !strings.HasPrefix(e.Label.Note, note+" ") {
 		return fmt.Errorf("the device of another pod was called %s before; delete its limits with 'shapectl flush', as 'shapectl show' calls it", device)
 	}
 	return nil
@@ -183,7 +183,7 @@ func del(args *skel.CmdArgs) error {
 		return err
 	}
 	mine := c.noteOf(args.ContainerID, args.IfName)
-	return remove(func(note string) bool { return note == mine })
+	return remove(func(pod string) bool { return pod == mine })
 }
 
 // collect removes the limits of pods that are no longer valid.
@@ -196,12 +196,16 @@ func collect(args *skel.CmdArgs) error {
 	for _, a := range c.ValidAttachments {
 		valid[c.noteOf(a.ContainerID, a.IfName)] = true
 	}
-	return remove(func(note string) bool { return strings.HasPrefix(note, c.note()+" ") && !valid[note] })
+	return remove(func(pod string) bool { return strings.HasPrefix(pod, c.note()+" ") && !valid[pod] })
 }
 
-// remove removes the limits of pods with some notes, and then the pools of nodes and namespaces in which nothing is left. Devices that
+// remove removes the limits of pods, which their notes tell, and then the pools of nodes and namespaces in which nothing is left. Devices that
 // are gone have none.
-func remove(which func(note string) bool) error {
+func remove(pods func(pod string) bool) error {
+	which := func(note string) bool {
+		pod, _, _ := policy.CutPodNote(note)
+		return pods(pod)
+	}
 	n, err := loader.Write(where())
 	if err != nil {
 		return err

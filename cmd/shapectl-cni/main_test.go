@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -95,7 +96,11 @@ func (r *rig) tables() string {
 	for _, t := range tables {
 		for _, rule := range t.Rules {
 			if rule.Pool {
-				fmt.Fprintf(&text, "pool %s: %v %s", rule.Label.Name, rule.Rate, rule.Label.Note)
+				whose, _, annotated := policy.CutPodNote(rule.Label.Note)
+				if annotated {
+					whose = rule.Label.Note
+				}
+				fmt.Fprintf(&text, "pool %s: %v %s", rule.Label.Name, rule.Rate, whose)
 				for _, name := range []string{"capacity", "within", "guarantee", "share", "excess"} {
 					if o := policy.FindOption(name); o.Text(&rule) != "none" && o.Text(&rule) != "" {
 						fmt.Fprintf(&text, " %s=%s", name, o.Text(&rule))
@@ -121,7 +126,12 @@ func (r *rig) put(t policy.Table) {
 
 func (r *rig) wantTables(want string) {
 	r.t.Helper()
-	if got := r.tables(); strings.TrimSpace(got) != strings.TrimSpace(want) {
+	sorted := func(s string) string {
+		lines := strings.Split(strings.TrimSpace(s), "\n")
+		slices.Sort(lines) // pools have the order of hashes
+		return strings.Join(lines, "\n")
+	}
+	if got, want := sorted(r.tables()), sorted(want); got != want {
 		r.t.Errorf("in force is\n%s\nwant\n%s", got, want)
 	}
 }
@@ -322,7 +332,13 @@ veth1 egress by src ::/0: veth1 egress NAME`
 	for _, c := range []struct{ name, conf, want, says, refused string }{
 		{"nothing", `"ingressRate": 0`, "", "", ""},
 		{"of the runtime", `"runtimeConfig": {"bandWidth": {"ingressRate": 1000000, "ingressBurst": 2147483647}}`, `
-pool veth1 egress: 1mbit NOTE capacity=128kb excess=drop
+pool veth1 egress: 1mbit NOTE annotated {} capacity=128kb excess=drop
+veth1 egress by src 0.0.0.0/0: veth1 egress NAME
+veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+		{"over the network", `"runtimeConfig": {"bandwidth": {"ingressRate": 1000000}}, "ingress": {"rate": "3mbit", "capacity": "100ms", "guarantee": "2mbit", "within": "node"},
+			"pools": {"node": {"rate": "1gbit"}}`, `
+pool node: 1gbit cni net capacity=37500000b excess=drop
+pool veth1 egress: 1mbit NOTE annotated {"capacity":"100ms","guarantee":"2mbit","rate":"3mbit"} capacity=12500b within=node guarantee=1mbit excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
 		{"below the least", `"egressRate": 800, "egressBurst": 200`, `
@@ -337,7 +353,7 @@ pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
 veth1 egress by src 10.0.0.0/8: veth1 egress NAME
 veth1 egress by src fd00::/8: veth1 egress NAME`, "", ""},
 		{"unshaped", `"runtimeConfig": {"bandwidth": {"egressRate": 1000000, "egressBurst": 400000}}, "unshapedSubnets": ["10.0.0.0/8"]`, `
-pool veth1 ingress: 1mbit NOTE capacity=50000b excess=drop
+pool veth1 ingress: 1mbit NOTE annotated {} capacity=50000b excess=drop
 veth1 ingress by dst 0.0.0.0/0: veth1 ingress NAME
 veth1 ingress by dst 10.0.0.0/8:  NAME
 veth1 ingress by dst ::/0: veth1 ingress NAME`, "", ""},

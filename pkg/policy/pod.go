@@ -1,0 +1,86 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+const (
+	CNINote       = "cni "                 // begins the notes of what shapectl-cni makes
+	NamespaceNote = "kubernetes namespace" // is that of the pools of namespaces, which shapectl-kubernetes makes
+
+	annotatedMark = "annotated "
+)
+
+// PodDirections are the directions of the host's end of a pod's veth pair, in the words of annotations.
+var PodDirections = map[Direction]string{Egress: "ingress", Ingress: "egress"}
+
+// ShortName is a text as a name. One that is too long ends with a hash, so that it stays another one than others.
+func ShortName(s string) string {
+	if len(s) <= MaxName {
+		return s
+	}
+	end := fmt.Sprintf("~%.6x", sha256.Sum256([]byte(s)))
+	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
+}
+
+// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of annotations. Networks may have
+// pools for their pods, so there is one within each of these.
+func NamespacePool(namespace, direction string, within Within) string {
+	name := "namespace " + namespace + " " + direction
+	if within != "" {
+		name += " within " + string(within)
+	}
+	return ShortName(name)
+}
+
+// PodNote is the note of a pool of a pod. It has what the network gives the pod, for when its annotation changes, and whether there
+// is one. The last result is false if it is too long to have more than the rate.
+func PodNote(pod string, network Draft, annotated bool) (note string, whole bool) {
+	options := map[string]string{}
+	for _, o := range network.Given() {
+		if o.Name != "within" { // which is in the pool itself
+			options[o.Name] = o.Value(&network.Limit).String()
+		}
+	}
+	mark := ""
+	if annotated {
+		mark = annotatedMark
+	}
+	text, _ := json.Marshal(options)
+	if whole = len(pod)+1+len(annotatedMark)+len(text) <= MaxNote; !whole {
+		text, _ = json.Marshal(map[string]string{"rate": options["rate"]})
+	}
+	return pod + " " + mark + string(text), whole
+}
+
+// CutPodNote returns the parts of a note that PodNote made. Of the note of a rule, it returns the first part.
+func CutPodNote(note string) (pod string, network Draft, annotated bool) {
+	words := strings.SplitN(note, " ", 5) // "cni", the network, the container, the interface
+	if len(words) < 5 {
+		return note, network, false
+	}
+	text, annotated := strings.CutPrefix(words[4], annotatedMark)
+	var options map[string]string
+	if json.Unmarshal([]byte(text), &options) == nil {
+		_ = network.GiveAll(options, func(*Option) bool { return true })
+	}
+	return strings.Join(words[:4], " "), network, annotated
+}
+
+// OnNetwork returns the draft of a pool of a pod: what its annotation says, over what its network gives.
+func (d Draft) OnNetwork(network Draft) Draft {
+	if len(d.Given()) > 0 {
+		network = network.As(Usual)
+	}
+	d = d.Over(network)
+	if d.Rate == 0 || d.Rate == Unlimited {
+		d.Rate = MaxRate // only the pools above limit it
+	}
+	if guarantee := FindOption("guarantee"); d.from[guarantee.index] == Usual {
+		d.Guarantee = min(d.Guarantee, Guarantee(d.Rate))
+	}
+	return d
+}
