@@ -236,7 +236,6 @@ func TestPod(t *testing.T) {
 	web(nil)
 	r.expect("shop/web ingress: 100mbit", "va egress: 100mbit")
 
-
 	// Deleted, and created again with that name, on another device.
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	web(annotations{"shapectl.dev/egress": "7mbit"})

@@ -1,9 +1,11 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -83,4 +85,53 @@ func (d Draft) OnNetwork(network Draft) Draft {
 		d.Guarantee = min(d.Guarantee, Guarantee(d.Rate))
 	}
 	return d
+}
+
+// OfPods reports whether shapectl-cni or shapectl-kubernetes made a rule or pool.
+func (r *Rule) OfPods() bool {
+	return strings.HasPrefix(r.Label.Note, CNINote) || r.Label.Note == NamespaceNote
+}
+
+// PodTables are the rules and pools in tables that are of pods, or all others, with the pools that they draw from.
+func PodTables(tables []Table, ofPods bool) (some []Table) {
+	var picked []Rule
+	pools, needed := map[Within]Rule{}, map[Rule]bool{}
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			if r.Pool {
+				pools[Within(r.Label.Name)] = r
+			}
+			if r.OfPods() == ofPods {
+				picked = append(picked, r)
+			}
+		}
+	}
+	for _, p := range Above(picked, func(name Within) (Rule, bool) { p, found := pools[name]; return p, found }) {
+		needed[p] = true
+	}
+	for _, t := range tables {
+		t.Rules = slices.DeleteFunc(slices.Clone(t.Rules), func(r Rule) bool { return r.OfPods() != ofPods && !needed[r] })
+		if len(t.Rules) > 0 {
+			some = append(some, t)
+		}
+	}
+	return some
+}
+
+// BesidePods are tables of a policy, with the rules and pools of pods that are there on other devices and with other names.
+func BesidePods(policy, there []Table) (all []Table) {
+	for pods, own := range Pairs(PodTables(there, true), policy, compareTables) {
+		switch {
+		case own == nil:
+			own = pods
+		case pods != nil && own.IsPools():
+			both := Table{}
+			for p, o := range Pairs(pods.Rules, own.Rules, compareRules) {
+				both.Rules = append(both.Rules, *cmp.Or(o, p))
+			}
+			own = &both
+		}
+		all = append(all, *own)
+	}
+	return all
 }
