@@ -16,6 +16,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	spec "github.com/containernetworking/cni/pkg/version"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -36,6 +37,27 @@ const noBurst = math.MaxInt32
 // options are those of a policy file, by their names.
 type options map[string]string
 
+func (o *options) UnmarshalJSON(text []byte) error {
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(text, &values); err != nil || values == nil {
+		return err
+	}
+	*o = options{}
+	for key, value := range values {
+		var s string
+		switch value[0] {
+		case '{', '[', 'n':
+			return fmt.Errorf("the value of %q must be a text, a number, true or false", key)
+		case '"':
+			_ = json.Unmarshal(value, &s) // it is valid
+		default:
+			s = string(value)
+		}
+		(*o)[key] = s
+	}
+	return nil
+}
+
 // A network is the configuration of the plugin in a network. The network's own rates come before those of the runtime.
 type network struct {
 	types.PluginConf
@@ -48,8 +70,45 @@ type network struct {
 	Pools   map[string]options `json:"pools"` // of a node or namespace, made when a pod needs them
 }
 
+// keys are those of the configuration: of the CNI specification and its conventions, and of this plugin.
+var keys = strings.Fields("cniVersion name type capabilities args dns ipam ipMasq prevResult runtimeConfig " +
+	"ingressRate ingressBurst egressRate egressBurst shapedSubnets unshapedSubnets ingress egress pools")
+
+// decode decodes one key at a time, so that an error can name it.
+func (c *network) decode(stdin []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(stdin, &all); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if !slices.ContainsFunc(keys, func(k string) bool { return strings.EqualFold(k, key) }) && !strings.HasPrefix(key, "cni.dev/") {
+			return unknown("key", key, keys)
+		}
+		one, _ := json.Marshal(map[string]json.RawMessage{key: all[key]}) // it is valid
+		err := json.Unmarshal(one, c)
+		if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return fmt.Errorf("%q cannot be of the JSON type %s", key, e.Value)
+		} else if err != nil {
+			return fmt.Errorf("%q: %w", key, err)
+		}
+	}
+	for name := range c.Capabilities {
+		if name != "bandwidth" && plain.Similar(name, []string{"bandwidth"}) != "" {
+			return unknown("capability", name, []string{"bandwidth"})
+		}
+	}
+	return nil
+}
+
+func unknown(what, name string, names []string) error {
+	if similar := plain.Similar(name, names); similar != "" {
+		return fmt.Errorf("unknown %s %q; did you mean %q?", what, name, similar)
+	}
+	return fmt.Errorf("unknown %s %q; remove it", what, name)
+}
+
 func parse(stdin []byte) (c network, result *current.Result, err error) {
-	if err = json.Unmarshal(stdin, &c); err != nil {
+	if err = c.decode(stdin); err != nil {
 		return c, nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not valid", err.Error())
 	}
 	if interfaces, _ := c.RawPrevResult["interfaces"].([]any); slices.Contains(interfaces, nil) {
@@ -189,8 +248,10 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 		limit, err := p.draft(options)
 		limit.Note = c.note()
 		var pool policy.Rule
-		if err == nil {
-			pool, err = limit.Pool(p.inNamespace(name))
+		if full, braces := p.inNamespace(name); cmp.Or(err, braces) == nil {
+			pool, err = limit.Pool(full)
+		} else {
+			err = cmp.Or(err, braces)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("pool %q: %w", name, err)
@@ -202,17 +263,23 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 }
 
 // inNamespace writes the namespace of a pod into the name of a pool.
-func (p pod) inNamespace(s string) string {
-	if name := strings.ReplaceAll(s, "{namespace}", p.ns); name != s {
-		return policy.ShortName(name)
+func (p pod) inNamespace(s string) (string, error) {
+	name := strings.ReplaceAll(s, "{namespace}", p.ns)
+	switch {
+	case strings.ContainsAny(name, "{}"):
+		return "", fmt.Errorf("%q has braces; only {namespace} may have them", s)
+	case name != s:
+		return policy.ShortName(name), nil
 	}
-	return s
+	return s, nil
 }
 
 // draft makes a draft of options.
 func (p pod) draft(of options) (d policy.Draft, err error) {
 	for key, value := range of {
-		of[key] = p.inNamespace(value)
+		if of[key], err = p.inNamespace(value); err != nil {
+			return d, fmt.Errorf("%s %w", key, err)
+		}
 	}
 	err = d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
 	return d, err

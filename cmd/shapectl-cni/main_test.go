@@ -375,7 +375,20 @@ pool veth1 egress: 1mbit NOTE capacity=50000b within=` + short + ` excess=drop
 pool ` + short + `: 1gbit cni net capacity=37500000b excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
-		{"not valid", `"ingress": 5`, "", "", "the network configuration is not valid"},
+		{"JSON types", `"ingress": {"rate": 10000000, "nat": true, "share": "host", "weight": 3, "within": "node"}, "pools": {"node": {"rate": "1gbit"}}`, `
+pool node: 1gbit cni net capacity=37500000b excess=drop
+pool veth1 egress: 10mbit NOTE capacity=375000b within=node share=host excess=drop
+veth1 egress by src 0.0.0.0/0: veth1 egress NAME
+veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+		{"not valid", `"ingress": 5`, "", "", `\"ingress\" cannot be of the JSON type number`},
+		{"no number", `"ingressRate": "5"`, "", "", `\"ingressRate\" cannot be of the JSON type string`},
+		{"no value", `"pools": {"node": {"rate": null}}`, "", "", `\"pools\": the value of \"rate\" must be a text, a number, true or false`},
+		{"misspelt", `"egres": {}`, "", "", `unknown key \"egres\"; did you mean \"egress\"?`},
+		{"misspelt capability", `"capabilities": {"bandwith": true}`, "", "", `unknown capability \"bandwith\"; did you mean \"bandwidth\"?`},
+		{"misspelt capabilities", `"capability": {"bandwidth": true}`, "", "", `unknown key \"capability\"; did you mean \"capabilities\"?`},
+		{"no such key", `"colour": {}`, "", "", `unknown key \"colour\"; remove it`},
+		{"known keys", `"ipam": {}, "dns": {}, "args": {}, "capabilities": {"mac": true, "bandwidth": true}, "cni.dev/attachments": []`, "", "", ""},
+		{"misspelt namespace", `"ingress": {}, "pools": {"ns-{namespac}": {"rate": "1gbit"}}`, "", "", `\"ns-{namespac}\" has braces; only {namespace} may have them`},
 		{"no interface", limits + `, "prevResult": {"interfaces": [null]}`, "", "", "an interface of prevResult is null"},
 		{"no such pool", `"ingress": {"within": "nowhere"}`, "", "", "there is no such pool"},
 		{"no such option", `"ingress": {"colour": "red"}`, "", "", "is not possible here; use rate, "},
