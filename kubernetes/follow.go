@@ -150,7 +150,7 @@ func (f *follower) sync() error {
 			continue
 		}
 		direction := policy.PodDirections[p.Label.Owner.Direction]
-		who := pod.Namespace + "/" + pod.Name + " " + direction
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[p.Label.Owner.Direction]
 		about[p.Label.Name] = who
 		above := p.Within // what the network of the pod gives
 		if group := all[above]; group.Label.Note == policy.NamespaceNote {
@@ -284,8 +284,8 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 // tellLacking tells why a pod does not have a limit that annotations ask for.
 func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
-	for _, direction := range policy.PodDirections {
-		who := pod.Namespace + "/" + pod.Name + " " + direction
+	for d, direction := range policy.PodDirections {
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[d]
 		l, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)
 		switch {

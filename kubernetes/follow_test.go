@@ -209,7 +209,7 @@ func TestFollow(t *testing.T) {
 	}()
 	testenv.Must(t, r.run(ctx, client))
 	testenv.Must(t, <-failed)
-	if got := r.log.String(); !strings.Contains(got, "shop/web ingress: 10mbit") || !strings.Contains(got, "shop/web ingress: 20mbit") {
+	if got := r.log.String(); !strings.Contains(got, "shop/web receives: 10mbit") || !strings.Contains(got, "shop/web receives: 20mbit") {
 		t.Errorf("logged %s", got)
 	}
 	if got := r.pools()["va egress"]; !strings.HasPrefix(got, "20mbit") {
@@ -228,19 +228,19 @@ func TestPod(t *testing.T) {
 	web(nil)
 	r.expect("", "va egress: 100mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 30mbit, share: flow}"})
-	r.expect("shop/web ingress: 30mbit", "va egress: 30mbit (3.75 MB/s), burst 1.125 MB (300 ms), shared fairly by its flows", "va ingress: 100mbit")
+	r.expect("shop/web receives: 30mbit", "va egress: 30mbit (3.75 MB/s), burst 1.125 MB (300 ms), shared fairly by its flows", "va ingress: 100mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 3x}"})
-	r.expect(`shop/web ingress: shapectl.dev/ingress: rate "3x"`, "va egress: 30mbit")
+	r.expect(`shop/web receives: shapectl.dev/ingress: rate "3x"`, "va egress: 30mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 3mbit, guarantee: 1mbit}"})
-	r.expect("shop/web ingress: guarantee and weight count within the limit of the namespace", "va egress: 30mbit")
+	r.expect("shop/web receives: guarantee and weight count within the limit of the namespace", "va egress: 30mbit")
 	web(nil)
-	r.expect("shop/web ingress: 100mbit", "va egress: 100mbit")
+	r.expect("shop/web receives: 100mbit", "va egress: 100mbit")
 
 	// Deleted, and created again with that name, on another device.
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	web(annotations{"shapectl.dev/egress": "7mbit"})
 	r.start("vb", "shop/web", policy.MaxRate, "")
-	r.expect("shop/web egress: 7mbit", "vb ingress: 7mbit", "vb egress: 400gbit")
+	r.expect("shop/web sends: 7mbit", "vb ingress: 7mbit", "vb egress: 400gbit")
 
 	elsewhere := pod("shop", "web", annotations{"shapectl.dev/egress": "8mbit"})
 	elsewhere.Spec.NodeName = "there"
@@ -251,15 +251,15 @@ func TestPod(t *testing.T) {
 	r.namespace(long[:63], nil)
 	r.start("vc", policy.ShortName(long[:63]+"/"+long), policy.MaxRate, "")
 	r.pod(pod(long[:63], long, annotations{"shapectl.dev/egress": "9mbit"}))
-	r.expect(long+" egress: 9mbit", "vc ingress: 9mbit")
+	r.expect(long+" sends: 9mbit", "vc ingress: 9mbit")
 
 	host := pod("shop", "host", annotations{"shapectl.dev/egress": "9mbit"})
 	host.Spec.HostNetwork = true
 	r.pod(host)
-	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
+	r.expect("shop/host sends: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
 	for range 2 { // deleted, and created again with the same fault
 		r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
-		r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+		r.expect("shop/late sends: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
 		r.podStore.Delete(pod("shop", "late", nil))
 		r.expect("")
 	}
@@ -272,12 +272,12 @@ func TestNamespace(t *testing.T) {
 	r.start("vb", "shop/b", policy.MaxRate, "")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{within: uplink}"})) // which must not escape
-	r.expect(`shop/b egress: shapectl.dev/egress: "within" is not possible here`,
+	r.expect(`shop/b sends: shapectl.dev/egress: "within" is not possible here`,
 		"namespace shop egress: 50mbit", "va egress: 400gbit",
 		`va ingress: 20mbit (2.5 MB/s), burst 750 kB (300 ms), within pool "namespace shop egress", 10mbit of it guaranteed, weight 3`,
 		`vb ingress: within pool "namespace shop egress"`)
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 45mbit}"})) // there is no room
-	r.expect("shop/b egress: 400gbit", "vb ingress: within pool")
+	r.expect("shop/b sends: 400gbit", "vb ingress: within pool")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, weight: 3}"})) // which makes some
 	r.expect("", "vb ingress: 45mbit of it guaranteed")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
@@ -292,7 +292,7 @@ func TestNamespace(t *testing.T) {
 	r.namespace("shop", annotations{"shapectl.dev/egress": "{guarantee: 1mbit}"})
 	r.expect("namespace shop egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
 	r.namespace("shop", nil)
-	r.expect("shop/a egress: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
+	r.expect("shop/a sends: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
 }
 
 var (
@@ -360,7 +360,7 @@ func TestNetworks(t *testing.T) {
 		{nil, "400gbit (50 GB/s), burst 2.5 GB (50 ms), shared fairly by its flows, within pool \"uplink\", 2mbit of it guaranteed, weight 3"},
 	} {
 		r.pod(pod("shop", "c", c.a))
-		r.expect("shop/c egress: ", "vc ingress: "+c.want)
+		r.expect("shop/c sends: ", "vc ingress: "+c.want)
 	}
 	r.pod(pod("shop", "b", nil))
 	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit", "shapectl.dev/ingress": "50mbit"})

@@ -124,9 +124,10 @@ func parse(stdin []byte) (c network, result *current.Result, err error) {
 
 // A pod is an attachment of a container to a network.
 type pod struct {
-	note string // tells whose pools and rules are: see network.noteOf
-	name string // NAMESPACE/POD in Kubernetes, or the container's ID
-	ns   string // the namespace in Kubernetes
+	note   string // tells whose pools and rules are: see network.noteOf
+	device string // inside the pod
+	name   string // NAMESPACE/POD in Kubernetes, or the container's ID
+	ns     string // the namespace in Kubernetes
 }
 
 // note is the note of pools that belong to a network.
@@ -138,7 +139,7 @@ func (c *network) noteOf(container, device string) string {
 }
 
 func (c *network) podOf(args *skel.CmdArgs) (p pod) {
-	p = pod{note: c.noteOf(args.ContainerID, args.IfName), name: args.ContainerID}
+	p = pod{note: c.noteOf(args.ContainerID, args.IfName), device: args.IfName, name: args.ContainerID}
 	var name string
 	for pair := range strings.SplitSeq(args.Args, ";") {
 		switch key, value, _ := strings.Cut(pair, "="); key {
@@ -151,7 +152,6 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 	if name != "" {
 		p.name = strings.TrimPrefix(p.ns+"/"+name, "/")
 	}
-	p.name = policy.ShortName(p.name)
 	return p
 }
 
@@ -225,7 +225,7 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, note
 		var pool policy.Rule
 		if err == nil {
-			pool, err = limit.Pool(limit.Owner.String())
+			pool, err = limit.Pool(policy.PodPool(p.name, p.device, side.direction))
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", side.name, err)
@@ -287,7 +287,7 @@ func (p pod) draft(of options) (d policy.Draft, err error) {
 
 // rules gives networks a limit each.
 func (p pod) rules(byNetwork map[netip.Prefix]policy.Rule, l policy.Limit, networks []string) error {
-	l.Name, l.Note = p.name, p.note
+	l.Name, l.Note = policy.ShortName(p.name), p.note
 	for _, text := range networks {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
 			text = prefix.Masked().String() // as in the reference plugin

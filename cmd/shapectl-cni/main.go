@@ -112,51 +112,31 @@ func limit(p pod, tables []policy.Table) error {
 		return err
 	}
 	defer n.Close()
-	if err := dropOld(n, tables[1].Device, p.note); err != nil {
-		return err
-	}
 	p.joinNamespace(n, tables[0].Rules)
-	done, err := n.ApplyNew(tables, tables, nil)
-	if err != nil || len(done) == len(tables)-1 {
-		return err
+	inForce := func(own policy.Rule) (maps.Entry, bool) {
+		pools := n.Pools()
+		defer pools.Close()
+		if pools.Set == nil {
+			return maps.Entry{}, false
+		}
+		return pools.Set.Find(own.Prefix)
+	}
+	if !slices.ContainsFunc(tables[0].Rules, func(own policy.Rule) bool { // of a pod of that name, which may be about to end
+		e, _ := inForce(own)
+		return own.Label.Owner.Device != "" && e.Label.Owner.Device != "" && !strings.HasPrefix(e.Label.Note, p.note+" ")
+	}) {
+		done, err := n.ApplyNew(tables, tables, nil)
+		if err != nil || len(done) == len(tables)-1 {
+			return err
+		}
 	}
 	// A policy, or the same attachment, has rules for the device. Pools of others stay as they are.
-	pools := n.Pools()
-	defer pools.Close()
 	tables[0].Rules = slices.DeleteFunc(tables[0].Rules, func(p policy.Rule) bool {
-		_, found := pools.Set.Find(p.Prefix)
+		_, found := inForce(p)
 		return found && p.Label.Owner.Device == ""
 	})
 	_, err = n.Put(loader.ApplyOptions{}, tables...)
 	return err
-}
-
-// dropOld removes pools that a deleted device has left, if a pod's device has its name now. The error is that a device was renamed
-// and goes on using them.
-func dropOld(n *loader.Namespace, device, note string) error {
-	old := func() (e maps.Entry, found bool) {
-		pools := n.Pools()
-		defer pools.Close()
-		for d := range policy.PodDirections {
-			if pools.Set != nil && !found {
-				e, found = pools.Set.Find(policy.PoolKey(policy.Owner{Device: device, Direction: d}.String()))
-			}
-		}
-		return e, found
-	}
-	if _, found := old(); !found {
-		return nil
-	}
-	if err := n.Collect(nil); err != nil {
-		return err
-	}
-	if err := n.DropPools(func(p policy.Rule) bool { return p.Label.Owner.Device == device }); err != nil {
-		return err
-	}
-	if e, _ := old(); strings.HasPrefix(e.Label.Note, policy.CNINote) && !strings.HasPrefix(e.Label.Note, note+" ") {
-		return fmt.Errorf("the device of another pod was called %s before; delete its limits with 'shapectl flush', as 'shapectl show' calls it", device)
-	}
-	return nil
 }
 
 // joinNamespace puts pools of a pod within those that shapectl-kubernetes has made for other pods of its namespace.

@@ -19,13 +19,27 @@ const (
 // PodDirections are the directions of the host's end of a pod's veth pair, in the words of annotations.
 var PodDirections = map[Direction]string{Egress: "ingress", Ingress: "egress"}
 
+// PodVerbs are what a pod does in the directions of the host's end of its veth pair.
+var PodVerbs = map[Direction]string{Egress: "receives", Ingress: "sends"}
+
+// PodPool is the name of the pool of a pod in a direction of its interface, such as "shop/web-1 receives".
+func PodPool(pod, device string, d Direction) string {
+	end := " " + PodVerbs[d]
+	if device != "eth0" {
+		end = " " + device + end
+	}
+	return shorten(pod, MaxName-len(end)) + end
+}
+
 // ShortName is a text as a name. One that is too long ends with a hash, so that it stays another one than others.
-func ShortName(s string) string {
-	if len(s) <= MaxName {
+func ShortName(s string) string { return shorten(s, MaxName) }
+
+func shorten(s string, most int) string {
+	if len(s) <= most {
 		return s
 	}
 	end := fmt.Sprintf("~%.6x", sha256.Sum256([]byte(s)))
-	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
+	return strings.ToValidUTF8(s[:most-len(end)], "") + end
 }
 
 // NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of annotations. Networks may have
