@@ -16,8 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -40,6 +43,7 @@ type follower struct {
 	pods       listers.PodLister
 	namespaces listers.NamespaceLister
 
+	events        record.EventRecorder
 	told, telling map[string]string // messages about pods and namespaces, of the last look and of this one
 }
 
@@ -57,6 +61,9 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 		DeleteFunc: func(any) { notify() },
 		UpdateFunc: func(any, any) { notify() }, // any status of a pod may be the first one after shapectl-cni has limited it
 	}
+	events := record.NewBroadcaster()
+	events.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	f.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "shapectl", Host: f.node})
 	ofNode := fields.OneTermEqualSelector("spec.nodeName", f.node).String()
 	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = ofNode }))
 	all := informers.NewSharedInformerFactory(client, 0)
@@ -90,13 +97,16 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// tell logs an error about something, unless the last look did.
-func (f *follower) tell(what string, err error) {
+// tell logs an error about something, unless the last look did, and makes it an event of pods.
+func (f *follower) tell(what string, err error, pods ...*corev1.Pod) {
 	if err == nil {
 		return
 	}
 	if f.told[what] != err.Error() {
 		log.Print(strings.TrimPrefix(what+": ", ": "), err)
+		for _, pod := range pods {
+			f.events.Event(pod, corev1.EventTypeWarning, "Limit", what+": "+err.Error())
+		}
 	}
 	f.telling[what] = err.Error()
 }
@@ -169,11 +179,11 @@ func (f *follower) sync() error {
 			members = append(members, member)
 		}
 		want := member
-		l, err := limitOf(pod.Annotations, direction, false)
+		l, notice, err := limitOf(pod.Annotations, direction, false)
 		if _, _, annotated := policy.CutPodNote(p.Label.Note); err == nil && (l != nil || annotated) {
 			want, err = limitIn(l, member, group)
 		}
-		f.tell(who, err)
+		f.tell(who, cmp.Or(err, notice), pod)
 		switch {
 		case err == nil && want != member:
 			limits = append(limits, want)
@@ -204,7 +214,7 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within, all
 	var l *policy.Draft
 	ns, err := f.namespaces.Get(namespace)
 	if err == nil {
-		l, err = limitOf(ns.Annotations, direction, true)
+		l, _, err = limitOf(ns.Annotations, direction, true)
 	}
 	name := policy.NamespacePool(namespace, direction, above)
 	have := all[policy.Within(name)]
@@ -286,7 +296,7 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
 	for d, direction := range policy.PodDirections {
 		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[d]
-		l, err := limitOf(pod.Annotations, direction, false)
+		l, _, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)
 		switch {
 		case slices.Contains(have, who), l == nil && err == nil && !group.Pool:
@@ -296,6 +306,6 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 		case pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil:
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}
-		f.tell(who, err)
+		f.tell(who, err, pod)
 	}
 }

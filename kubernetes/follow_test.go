@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
 
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -42,7 +44,7 @@ func newRig(t *testing.T) *rig {
 	r.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.nsStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.follower = follower{
-		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{},
+		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{}, events: record.NewFakeRecorder(100),
 		pods: listers.NewPodLister(r.podStore), namespaces: listers.NewNamespaceLister(r.nsStore),
 	}
 	log.SetOutput(&r.log)
@@ -148,8 +150,9 @@ func TestAnnotations(t *testing.T) {
 		{annotations{}, false, "nothing"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, true, "nothing"},
-		{annotations{"kubernetes.io/egress-bandwidth": "1k"}, false, "8kbit"},
-		{annotations{"kubernetes.io/egress-bandwidth": "1e30"}, false, "400gbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1k"}, false, "kubernetes.io/egress-bandwidth 1k is not in 8k to 400G bits per second; the pod gets 8kbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1e30"}, false, "kubernetes.io/egress-bandwidth 1e30 is not in 8k to 400G bits per second; the pod gets 400gbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "10", "shapectl.dev/egress": "1mbit"}, false, "1mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": "{share: flow}"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": " 5mbit"}, false, "5mbit"},
 		{annotations{"shapectl.dev/egress": "rate: 5mbit\nweight: 2"}, false, "5mbit"},
@@ -167,13 +170,13 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: "cluster" is not possible here; use ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
 		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, `shapectl.dev/egress: "note" is not possible here; use ` + only + shadow},
 	} {
-		l, err := limitOf(test.a, "egress", test.namespace)
+		l, notice, err := limitOf(test.a, "egress", test.namespace)
 		got := "nothing"
 		if l != nil {
 			d := l.OnNetwork(policy.Draft{})
 			got = d.Rate.String()
 		}
-		if err != nil {
+		if err := cmp.Or(err, notice); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
@@ -231,6 +234,9 @@ func TestPod(t *testing.T) {
 	r.expect("shop/web receives: 30mbit", "va egress: 30mbit (3.75 MB/s), burst 1.125 MB (300 ms), shared fairly by its flows", "va ingress: 100mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 3x}"})
 	r.expect(`shop/web receives: shapectl.dev/ingress: rate "3x"`, "va egress: 30mbit")
+	if got := <-r.events.(*record.FakeRecorder).Events; !strings.HasPrefix(got, `Warning Limit shop/web receives: shapectl.dev/ingress: rate "3x"`) {
+		t.Errorf("the event of the pod is %s", got)
+	}
 	web(annotations{"shapectl.dev/ingress": "{rate: 3mbit, guarantee: 1mbit}"})
 	r.expect("shop/web receives: guarantee and weight count within the limit of the namespace", "va egress: 30mbit")
 	web(nil)
