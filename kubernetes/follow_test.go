@@ -165,6 +165,7 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"shapectl.dev/egress": "{rate: 1mbit, cir: 2mbit}"}, false, "shapectl.dev/egress: rate is given twice; remove one of them"},
 		{annotations{"shapectl.dev/egress": "rate: 1mbit\n---\nrate: 2mbit"}, false, `shapectl.dev/egress "rate: 1mbit\n---\nrate: 2mbit" is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
 		{annotations{"shapectl.dev/egress": "{colour: red}"}, false, `shapectl.dev/egress: "colour" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{shadow: rte=1mbit}"}, false, `shapectl.dev/egress: shadow "rte=1mbit": a shadow has no rte of its own; use rate, capacity, each, penalty, pir, pbs, eir, ebs, overhead or mpu`},
 		{annotations{"shapectl.dev/egress": "{within: other}"}, false, `shapectl.dev/egress: "within" is not possible here; use ` + only + shadow},
 		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, `shapectl.dev/egress: "cluster-safe" is not possible here; use ` + only + shadow},
 		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: "cluster" is not possible here; use ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
