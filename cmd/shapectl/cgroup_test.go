@@ -278,5 +278,4 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	r.ok("delete", unit, "ingress", "any")
 	r.refused(exitInput, "write the whole name of a unit", "flush", "unit:backup")
 	r.refused(exitInput, "there is no device "+unit, "show", unit)
-
 }
