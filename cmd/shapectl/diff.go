@@ -49,7 +49,12 @@ func (e *env) diff(name string, summary bool) error {
 			return err
 		}
 		e.sayMissing(want.absent, want.unmatched)
-		have, refused := n.Check(want.tables)
+		there, err := n.Tables(loader.Attached, loader.Detached)
+		if err != nil {
+			return err
+		}
+		tables := policy.BesidePods(want.tables, there)
+		have, refused := n.Check(tables)
 		if empty := removesAll(n, f, want); empty != nil {
 			refused = empty
 		}
@@ -60,7 +65,7 @@ func (e *env) diff(name string, summary bool) error {
 		case refused != nil:
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
 		}
-		differences := report.NewDifferences(policy.Diff(have, policy.BesidePods(want.tables, have)))
+		differences := report.NewDifferences(policy.Diff(have, tables))
 		if summary {
 			all := differences.Summary()
 			err = e.print(all, differences.SummaryText(all))

@@ -143,7 +143,9 @@ func BesidePods(policy, there []Table) (all []Table) {
 			for p, o := range Pairs(pods.Rules, own.Rules, compareRules) {
 				both.Rules = append(both.Rules, *cmp.Or(o, p))
 			}
-			own = &both
+			if len(both.Rules) > len(own.Rules) { // else a caller may expect changes in its own
+				own = &both
+			}
 		}
 		all = append(all, *own)
 	}
