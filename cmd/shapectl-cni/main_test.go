@@ -357,6 +357,10 @@ pool node: 1gbit cni net capacity=37500000b excess=drop
 pool NAME receives: 1mbit NOTE annotated {"capacity":"100ms","guarantee":"2mbit","rate":"3mbit"} capacity=12500b within=node guarantee=1mbit excess=drop
 veth1 egress by src 0.0.0.0/0: NAME receives NAME
 veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"slow over the network", `"runtimeConfig": {"bandwidth": {"ingressRate": 8000}}, "ingress": {"capacity": "100ms"}`, `
+pool NAME receives: 8kbit NOTE annotated {"capacity":"100ms"} capacity=1514b excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
 		{"below the least", `"egressRate": 800, "egressBurst": 200`, `
 pool NAME sends: 8kbit NOTE capacity=1514b excess=drop
 veth1 ingress by dst 0.0.0.0/0: NAME sends NAME

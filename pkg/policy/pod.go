@@ -86,7 +86,7 @@ func CutPodNote(note string) (pod string, network Draft, annotated bool) {
 	return strings.Join(words[:4], " "), network, annotated
 }
 
-// OnNetwork returns the draft of a pool of a pod: what its annotation says, over what its network gives.
+// OnNetwork returns the draft of a pool of a pod: what its annotation says, over what its network gives as far as its rate allows.
 func (d Draft) OnNetwork(network Draft) Draft {
 	if len(d.Given()) > 0 {
 		network = network.As(Usual)
@@ -95,8 +95,14 @@ func (d Draft) OnNetwork(network Draft) Draft {
 	if d.Rate == 0 || d.Rate == Unlimited {
 		d.Rate = MaxRate // only the pools above limit it
 	}
-	if guarantee := FindOption("guarantee"); d.from[guarantee.index] == Usual {
+	usual := func(name string) bool { return d.from[FindOption(name).index] == Usual }
+	if usual("guarantee") {
 		d.Guarantee = min(d.Guarantee, Guarantee(d.Rate))
+	}
+	for name, size := range map[string]*Capacity{"capacity": &d.Capacity, "queue": &d.Queue} {
+		if usual(name) && size.duration > 0 && bytesIn(size.duration, d.Rate) < MinCapacity {
+			*size = Capacity{bytes: MinCapacity}
+		}
 	}
 	return d
 }
