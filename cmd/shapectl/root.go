@@ -451,7 +451,7 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policy.IsCgroup(name) {
-		if _, err := netinfo.DeviceByName(name); err != netinfo.ErrNoDevice {
+		if _, err := netinfo.DeviceByName(name); err != nil && err != netinfo.ErrNoDevice {
 			return missingf("%s: %w", plain.Line(name), err)
 		}
 		return missingf("there is no cgroup of %s now; one exists while its processes run, and 'systemd-cgls' lists all; a policy with this name limits it whenever it starts", plain.Line(name))

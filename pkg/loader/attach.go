@@ -348,7 +348,8 @@ func (a *attachment) on(name string) (device netinfo.Device, anywhere bool, err 
 		return netinfo.Device{}, false, err
 	}
 	if netinfo.IsCgroup(index) {
-		return netinfo.DeviceAt(name, index) // the kernel detaches from one that is removed, but only later
+		// Perhaps nobody sees it here. One that was removed is limited until its last socket is closed.
+		return netinfo.Cgroup(name, index), true, nil
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
 	device, here, err := netinfo.DeviceByIndex(index)
