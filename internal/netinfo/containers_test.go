@@ -1,0 +1,77 @@
+package netinfo
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A runtime that hangs delays no other cgroup, is asked seldom, and names its containers once it answers. Only root makes containers.
+func TestContainers(t *testing.T) {
+	testenv.Root(t)
+	mount, err := cgroupMount()
+	testenv.Must(t, err)
+	top, err := os.MkdirTemp(mount, "shapectltest*.slice")
+	testenv.Must(t, err)
+	bin, id := t.TempDir(), fmt.Sprintf("%064x", os.Getpid())
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	docker := filepath.Join(bin, "docker")
+	answer := func(text string) {
+		testenv.Must(t, os.WriteFile(docker+".new", []byte("#!/bin/sh\necho >>"+docker+".count\n"+text+"\n"), 0o755))
+		testenv.Must(t, os.Rename(docker+".new", docker))
+	}
+	answer("sleep 60 & sleep 60")
+	names := []string{"cgroup:/" + filepath.Base(top) + "/b", "container:" + id[:12], "container:web"}
+	for i := range 30 {
+		names = append(names, fmt.Sprintf("container:x%02d", i))
+	}
+	var all CgroupArrivals
+	defer all.Close()
+	var have []string
+	has := func(name string, within time.Duration) {
+		t.Helper()
+		for began := time.Now(); !strings.Contains(fmt.Sprint(have), name); {
+			if time.Since(began) > within {
+				t.Fatalf("no %s within %v, but %v", name, within, have)
+			}
+			select {
+			case <-all.More():
+			case <-time.After(10 * time.Millisecond):
+			}
+			fresh, _, err := all.Take(names)
+			testenv.Must(t, err)
+			for _, d := range fresh {
+				have = append(have, d.Name)
+			}
+		}
+	}
+	mkdir := func(path string, uid int) {
+		path = filepath.Join(top, path)
+		testenv.Must(t, os.Mkdir(path, 0o755))
+		testenv.Must(t, os.Chown(path, uid, uid))
+		t.Cleanup(func() { os.Remove(path) })
+	}
+	t.Cleanup(func() { os.Remove(top) })
+	mkdir("user", 65534)
+	mkdir("user/"+id, 65534)
+	if d, err := KnownDevice("container:" + id); err == nil {
+		t.Errorf("a user has made %v", d)
+	}
+	_, _, err = all.Take(names)
+	testenv.Must(t, err)
+	mkdir("libpod-conmon-"+id+".scope", 0)
+	mkdir("libpod-"+id+".scope", 0)
+	has(names[1], 300*time.Millisecond)
+	mkdir("b", 0)
+	has(names[0], 300*time.Millisecond)
+	answer("echo " + id + " alias,web")
+	has("container:web", 5*time.Second)
+	if runs, err := os.ReadFile(docker + ".count"); err != nil || len(runs) > 3 {
+		t.Errorf("docker ran %d times, %v", len(runs), err)
+	}
+}
