@@ -292,3 +292,24 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	}
 	r.refused(exitInput, "there is no device "+unit, "show", unit)
 }
+
+// Hundreds of units that start at one moment are limited soon.
+func TestManyCgroups(t *testing.T) {
+	r := newRig(t)
+	dir, name := slice(t)
+	text, units := "devices:\n", make([]string, 300)
+	for i := range units {
+		units[i] = fmt.Sprintf("%s%d.service", name, i)
+		text += fmt.Sprintf("  unit:%s: {egress: {any: 20mbit}}\n", units[i])
+	}
+	r.watch(r.policy(text))
+	for _, unit := range units {
+		testenv.Must(t, os.Mkdir(filepath.Join(dir, unit), 0o755))
+		time.Sleep(4 * time.Millisecond)
+	}
+	began := time.Now()
+	testenv.Eventually(t, "the last of many units to be limited", func() bool { rules := r.show("unit:" + units[299]); return len(rules) > 0 && rules[0].State == "attached" })
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("the last of 300 units was limited %v later", took)
+	}
+}

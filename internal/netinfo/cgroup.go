@@ -124,6 +124,9 @@ type findings struct {
 	unknown []string          // IDs of containers that may have such a name
 }
 
+// lastDir has the directories of cgroups where they were last seen, by name.
+var lastDir sync.Map
+
 // find finds the directories of cgroups, in one walk. It passes each directory to watch in which one with such a name may be made,
 // before it reads it. Only root makes cgroups there.
 func find(names []string, watch func(dir string)) (f findings, err error) {
@@ -134,6 +137,14 @@ func find(names []string, watch func(dir string)) (f findings, err error) {
 	}
 	if watch == nil {
 		watch = func(string) {}
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+			dir, _ := lastDir.Load(name)
+			path, known := dir.(string)
+			if _, err := os.Lstat(path); known && err == nil && strings.HasPrefix(path, mount+"/") {
+				f.dirs[name] = path
+			}
+			return f.dirs[name] != ""
+		})
 	}
 	units, ofContainers, containers := map[string]string{}, []string{}, map[string]string{} // the last are directories, by ID
 	for _, name := range names {
@@ -183,6 +194,9 @@ func find(names []string, watch func(dir string)) (f findings, err error) {
 	}
 	if len(ofContainers) > 0 {
 		f.unknown = nameContainers(ofContainers, containers, f.dirs)
+	}
+	for name, dir := range f.dirs {
+		lastDir.Store(name, dir)
 	}
 	return f, nil
 }
