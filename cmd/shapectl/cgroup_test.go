@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -293,6 +296,40 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	r.refused(exitInput, "there is no device "+unit, "show", unit)
 }
 
+// Rules of a cgroup apply below it, too. So do programs of others, unless they were attached so that they do not.
+func TestNestedCgroups(t *testing.T) {
+	r := newRig(t)
+	dir, name := slice(t)
+	attach := func(path string, flags uint32) {
+		testenv.Must(t, os.MkdirAll(filepath.Join(dir, path), 0o755))
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetEgress, License: "GPL", Name: "other",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+		})
+		testenv.Must(t, err)
+		defer p.Close()
+		f, err := os.Open(filepath.Join(dir, path))
+		testenv.Must(t, err)
+		defer f.Close()
+		testenv.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(f.Fd()), Program: p, Attach: ebpf.AttachCGroupInetEgress, Flags: flags}))
+	}
+	attach("alone", 0)
+	r.refused(exitKernel, "without BPF_F_ALLOW_MULTI", "set", "cgroup:/"+name+"/alone", "egress", "any", "--rate", "1mbit")
+	attach("a", 1) // BPF_F_ALLOW_OVERRIDE
+	parent, child := "unit:"+name, "cgroup:/"+name+"/a/b"
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "a", "b"), 0o755))
+	if got := r.run("set", child, "egress", "any", "--rate", "1mbit"); got.code != exitDone || !strings.Contains(got.err, "no longer pass program") || !strings.Contains(got.err, "(other)") {
+		t.Errorf("beside a program that it keeps from packets: exit %d, %s", got.code, got.err)
+	}
+	if says := r.ok("set", parent, "egress", "any", "--rate", "2mbit"); !strings.Contains(says, parent+" also counts the packets that "+child+" drops") {
+		t.Error(says)
+	}
+	r.ok("flush", child)
+	if says := bare(r.ok("explain", child, "egress", "10.0.0.7")); !strings.Contains(says, "by "+parent+" egress: ") {
+		t.Error(says)
+	}
+}
+
 // Hundreds of units that start at one moment are limited soon.
 func TestManyCgroups(t *testing.T) {
 	r := newRig(t)
@@ -308,7 +345,10 @@ func TestManyCgroups(t *testing.T) {
 		time.Sleep(4 * time.Millisecond)
 	}
 	began := time.Now()
-	testenv.Eventually(t, "the last of many units to be limited", func() bool { rules := r.show("unit:" + units[299]); return len(rules) > 0 && rules[0].State == "attached" })
+	testenv.Eventually(t, "the last of many units to be limited", func() bool {
+		rules := r.show("unit:" + units[299])
+		return len(rules) > 0 && rules[0].State == "attached"
+	})
 	if took := time.Since(began); took > 4*time.Second {
 		t.Errorf("the last of 300 units was limited %v later", took)
 	}

@@ -395,6 +395,7 @@ var advices = []advice{
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
+	{loader.ErrOneProgram, false, "; 'bpftool cgroup tree' shows it; detach it, or attach it with multi", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},

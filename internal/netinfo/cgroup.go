@@ -98,6 +98,18 @@ func Cgroups(names []string) []Device {
 	return found.devices()
 }
 
+// CgroupsAbove are those of other cgroups that are above one, the nearest first.
+func CgroupsAbove(name string, others []string) (above []string) {
+	found, _ := find(append(slices.Clone(others), name), nil)
+	for _, other := range others {
+		if dir := found.dirs[other]; dir != "" && strings.HasPrefix(found.dirs[name], dir+"/") {
+			above = append(above, other)
+		}
+	}
+	slices.SortFunc(above, func(a, b string) int { return len(found.dirs[b]) - len(found.dirs[a]) })
+	return above
+}
+
 // cgroupMount is where all cgroups are mounted.
 func cgroupMount() (string, error) {
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
