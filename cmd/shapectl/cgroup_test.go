@@ -316,14 +316,19 @@ func TestNestedCgroups(t *testing.T) {
 	attach("alone", 0)
 	r.refused(exitKernel, "without BPF_F_ALLOW_MULTI", "set", "cgroup:/"+name+"/alone", "egress", "any", "--rate", "1mbit")
 	attach("a", 1) // BPF_F_ALLOW_OVERRIDE
-	parent, child := "unit:"+name, "cgroup:/"+name+"/a/b"
-	testenv.Must(t, os.Mkdir(filepath.Join(dir, "a", "b"), 0o755))
+	parent, child := "unit:"+name, "cgroup:/"+name+`/a/b\x2dc`
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "a", `b\x2dc`), 0o755))
 	if got := r.run("set", child, "egress", "any", "--rate", "1mbit"); got.code != exitDone || !strings.Contains(got.err, "no longer pass program") || !strings.Contains(got.err, "(other)") {
 		t.Errorf("beside a program that it keeps from packets: exit %d, %s", got.code, got.err)
 	}
 	if says := r.ok("set", parent, "egress", "any", "--rate", "2mbit"); !strings.Contains(says, parent+" also counts the packets that "+child+" drops") {
 		t.Error(says)
 	}
+	if policy := r.ok("export"); !strings.Contains(policy, "/a/b") || !strings.Contains(r.ok("diff", r.policy(policy)), "nothing to change") {
+		t.Errorf("export: %s", policy)
+	}
+	r.refused(exitInput, "packets have no VLAN tags there", "set", child, "egress", "vlan:12", "--rate", "1mbit")
+	r.refused(exitInput, "is not a directory", "set", "cgroup:/"+name+"/cgroup.procs", "--rate", "1mbit")
 	r.ok("flush", child)
 	if says := bare(r.ok("explain", child, "egress", "10.0.0.7")); !strings.Contains(says, "by "+parent+" egress: ") {
 		t.Error(says)

@@ -383,6 +383,7 @@ var advices = []advice{
 	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
 	{loader.ErrCgroup, true, "; use another excess or colour action, leave nat out, or limit the device that the packets pass", nil},
+	{loader.ErrUntagged, true, "; limit the device that has them", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
