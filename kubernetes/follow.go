@@ -85,6 +85,7 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 			return nil
 		}
 	}
+	log.Print("following the pods of node ", f.node)
 	for {
 		err := f.sync()
 		if f.tell("", err); err != nil {
