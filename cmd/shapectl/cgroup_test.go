@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -288,6 +289,15 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	if is := blind("show", unit); strings.Contains(is, "gone") || states(unit) != "attached attached " {
 		t.Errorf("what cannot be seen is gone: %s", is)
 	}
+	listens := r.events()
+	is := func(kind string) func(report.Event) bool {
+		return func(e report.Event) bool { return e.Kind == kind && e.Device == unit }
+	}
+	testenv.Must(t, os.Remove(paths[unit]))
+	n := listens.tells(0, "a cgroup that is gone", is(report.DeviceGone))
+	testenv.Must(t, os.Mkdir(paths[unit], 0o755))
+	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
+	listens.tells(n, "a cgroup that is there again", is(report.DeviceAppeared))
 	testenv.Must(t, os.Remove(paths[unit]))
 	testenv.Eventually(t, "a removed cgroup to be gone", func() bool { return !strings.Contains(states(unit), "attached") })
 	if got := r.run("set", "va", "egress", "any", "--rate", "1mbit"); got.code != exitDone {
