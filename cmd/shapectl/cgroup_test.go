@@ -339,6 +339,21 @@ func TestNestedCgroups(t *testing.T) {
 	}
 	r.refused(exitInput, "packets have no VLAN tags there", "set", child, "egress", "vlan:12", "--rate", "1mbit")
 	r.refused(exitInput, "is not a directory", "set", "cgroup:/"+name+"/cgroup.procs", "--rate", "1mbit")
+	// Only a command that names a container asks for it.
+	bin, id := t.TempDir(), fmt.Sprintf("%064x", os.Getpid())
+	docker := filepath.Join(bin, "docker")
+	testenv.Must(t, os.WriteFile(docker, []byte("#!/bin/sh\necho >>"+docker+".ran\necho "+id+" web-"+id+"\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "docker-"+id+".scope"), 0o755))
+	r.ok("set", "container:web-"+id, "egress", "any", "--rate", "1mbit")
+	ran, err := os.ReadFile(docker + ".ran")
+	testenv.Must(t, err)
+	for _, args := range [][]string{{"set", "va", "egress", "any", "--rate", "1mbit"}, {"show"}} {
+		out, err := r.command(args...).CombinedOutput()
+		if now, _ := os.ReadFile(docker + ".ran"); err != nil || strings.Contains(string(out), "gone") || len(now) != len(ran) {
+			t.Errorf("%v: %v, docker ran %d times, %s", args, err, len(now), out)
+		}
+	}
 	r.ok("flush", child)
 	if says := bare(r.ok("explain", child, "egress", "10.0.0.7")); !strings.Contains(says, "by "+parent+" egress: ") {
 		t.Error(says)

@@ -238,6 +238,7 @@ type CgroupArrivals struct {
 	names []string
 	found []Device // with these names
 	err   error
+	again *time.Timer // after an error
 }
 
 const (
@@ -308,11 +309,13 @@ func (c *CgroupArrivals) look() {
 			}
 		})
 	})
-	if err = cmp.Or(err, unwatched); err != nil {
-		time.AfterFunc(lookAgain, func() { signal(c.due) })
-	}
+	err = cmp.Or(err, unwatched)
 	found := f.devices()
 	c.mu.Lock()
+	if err != nil {
+		c.again.Stop()
+		c.again = time.AfterFunc(lookAgain, func() { signal(c.due) })
+	}
 	if slices.Equal(names, c.names) {
 		c.found, c.err = found, err
 	}
@@ -342,6 +345,7 @@ func (c *CgroupArrivals) begin() error {
 		return fmt.Errorf("follow the cgroups: %w", err)
 	}
 	c.watch = os.NewFile(uintptr(fd), "inotify")
+	c.again = time.NewTimer(0)
 	c.more, c.due, c.ended = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		for buffer := make([]byte, 1<<16); ; signal(c.due) {

@@ -3,8 +3,10 @@ package netinfo
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,4 +76,34 @@ func TestContainers(t *testing.T) {
 	if runs, err := os.ReadFile(docker + ".count"); err != nil || len(runs) > 3 {
 		t.Errorf("docker ran %d times, %v", len(runs), err)
 	}
+}
+
+// Where the kernel allows no more watches, that is an error, and cgroups are found later.
+func TestCgroupsUnwatched(t *testing.T) {
+	testenv.Root(t)
+	if os.Getenv("SHAPECTL_TEST_UNWATCHED") == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestCgroupsUnwatched$")
+		cmd.Env = append(os.Environ(), "SHAPECTL_TEST_UNWATCHED=1")
+		root := []syscall.SysProcIDMap{{Size: 1}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	testenv.Must(t, os.WriteFile("/proc/sys/user/max_inotify_watches", []byte("0"), 0))
+	mount, err := cgroupMount()
+	testenv.Must(t, err)
+	name := fmt.Sprintf("/shapectltest%d", os.Getpid())
+	var all CgroupArrivals
+	defer all.Close()
+	if _, _, err := all.Take([]string{"cgroup:" + name}); err == nil || !strings.Contains(err.Error(), "fs.inotify.max_user_watches") {
+		t.Errorf("without a watch: %v", err)
+	}
+	testenv.Must(t, os.Mkdir(mount+name, 0o755))
+	defer os.Remove(mount + name)
+	testenv.Eventually(t, "a cgroup that is not watched for", func() bool {
+		fresh, _, _ := all.Take([]string{"cgroup:" + name})
+		return len(fresh) == 1
+	})
 }
