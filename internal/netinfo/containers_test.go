@@ -69,6 +69,23 @@ func TestContainers(t *testing.T) {
 	mkdir("libpod-conmon-"+id+".scope", 0)
 	mkdir("libpod-"+id+".scope", 0)
 	has(names[1], 300*time.Millisecond)
+	for wait := time.After(200 * time.Millisecond); wait != nil; {
+		select {
+		case <-all.More():
+		case <-wait:
+			wait = nil
+		}
+	}
+	mkdir("user/flood", 65534)
+	select {
+	case <-all.More():
+		t.Error("a user makes this process work")
+	case <-time.After(200 * time.Millisecond):
+	}
+	mkdir("_cpu.service", 0)
+	if _, err := KnownDevice("unit:cpu.service"); err != nil {
+		t.Errorf("a unit whose name systemd escapes: %v", err)
+	}
 	mkdir("b", 0)
 	has(names[0], 300*time.Millisecond)
 	answer("echo " + id + " alias,web")
