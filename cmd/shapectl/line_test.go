@@ -56,7 +56,7 @@ func TestLine(t *testing.T) {
 			r.ok(fields("set va egress 192.168.100.1 --rate unlimited")...)
 			before := r.ok("export")
 			want := "va egress: uploads get 9.5mbit, 95 % of 10mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n" +
-				"va ingress: downloads get 47.5mbit, 95 % of 50mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n"
+				"va ingress: downloads get 47.5mbit, 95 % of 50mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped; without a queue, give about 85 % of the measured rate, or pings are slow and parts unequal\n"
 			if got := r.ok(fields(homeLine)...); got != want+"4 rules added on 1 device\n2 pools added\n" {
 				t.Errorf("it says %s", got)
 			}
@@ -154,7 +154,9 @@ func TestLineDryRun(t *testing.T) {
 		t.Errorf("of a rate without a unit, it says %q", got.err)
 	}
 	// The policy of a line that queues is valid, too, though this kernel may lack fq.
-	file = r.policy(r.in("line va --down 50mbit --up 10mbit --dry-run"))
+	queues, err := line.Line{Device: "va", Up: line.Direction{Rate: 10_000_000}, Down: line.Direction{Rate: 50_000_000}, Share: policy.ShareFlow}.Policy()
+	testenv.Must(t, err)
+	file = r.policy(string(queues))
 	if got := r.run("diff", file); got.code != exitDiffers || !strings.Contains(got.out, "delay") {
 		t.Errorf("diff: exit %d, %s%s", got.code, got.out, got.err)
 	}
@@ -256,8 +258,10 @@ func TestLineRefused(t *testing.T) {
 	}
 	r := newRig(t)
 	if fq.Check() != nil {
-		r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
-			fields("line va --up 1mbit")...)
+		for _, line := range []string{"line va --up 1mbit", "line va --up 1mbit --dry-run"} {
+			r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
+				fields(line)...)
+		}
 		if pins := r.pins(); len(pins) != 0 {
 			t.Errorf("left behind: %v", pins)
 		}
@@ -338,12 +342,11 @@ func TestLineFair(t *testing.T) {
 func TestLineWithoutLinkHeader(t *testing.T) {
 	r := newRig(t)
 	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "ppp0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
-	got := r.run(fields("line ppp0 --down 50mbit --up 10mbit --dry-run")...)
+	got := r.run(fields("line ppp0 --down 50mbit --dry-run")...)
 	if !strings.Contains(got.err, "ppp0 ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: ppp0 has no Ethernet header") {
 		t.Errorf("it warns %q", got.err)
 	}
-	_, down, _ := strings.Cut(got.out, "ingress:")
-	if strings.Count(got.out, "excess: delay") != 1 || strings.Count(down, "excess: ecn") != 1 {
+	if strings.Contains(got.out, "excess: delay") || strings.Contains(got.out, "--setup-fq") || !strings.Contains(got.out, "excess: ecn") {
 		t.Errorf("the policy is %s", got.out)
 	}
 	if got := r.run(fields("line ppp0 --down 50mbit --up 10mbit --dry-run --no-queue")...); got.err != "" {

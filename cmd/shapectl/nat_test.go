@@ -33,9 +33,9 @@ type natRig struct {
 	home, internet *testenv.Netns
 }
 
-func newNATRig(t *testing.T) *natRig {
+func newNATRig(rig *rig) *natRig {
+	t, r := rig.t, &natRig{rig: rig}
 	t.Helper()
-	r := &natRig{rig: newRig(t)}
 	r.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
 	testenv.Veth(t, "lan", "home")
 	for device, there := range map[string]**testenv.Netns{"vb": &r.internet, "home": &r.home} {
@@ -43,6 +43,7 @@ func newNATRig(t *testing.T) *natRig {
 		testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, device), (*there).FD()))
 	}
 	r.sh(`ip address add 203.0.113.1/24 dev va; ip address add 2001:db8::1/64 dev va nodad
+		ip route add default via 203.0.113.2; ip route add default via 2001:db8::2
 		ip address add 192.168.1.1/24 dev lan; ip address add fd00:1::1/64 dev lan nodad
 		for family in ip ip6; do
 			nft "table $family nat { chain out { type nat hook postrouting priority srcnat; oifname va masquerade; }; chain in { type nat hook prerouting priority dstnat; }; }"
@@ -112,7 +113,7 @@ func (r *natRig) keys(direction string) string {
 // Hosts have buckets by their addresses behind NAT: in both directions, by both families, and with connections from outside. What
 // conntrack does not know has the address that the line sees.
 func TestNATKeys(t *testing.T) {
-	r := newNATRig(t)
+	r := newNATRig(newRig(t))
 	// Of three packets, the second fills the bucket for a minute.
 	exchange := func(from, to *net.UDPConn) {
 		t.Helper()
@@ -161,7 +162,7 @@ func TestNATKeys(t *testing.T) {
 
 // A host with eight flows and one with a single flow get the same, in each direction and by each family.
 func TestNATShares(t *testing.T) {
-	r := newNATRig(t)
+	r := newNATRig(newRig(t))
 	if got := r.in("line va --down 500kbit --up 500kbit --no-queue"); !strings.Contains(got, "in equal parts for all hosts behind NAT") {
 		t.Errorf("it says %s", got)
 	}

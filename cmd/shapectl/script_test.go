@@ -233,6 +233,8 @@ func (s *script) does(line string) (found result) {
 		s.address(rest)
 	case "home": // va is that of a router, with a tablet behind it
 		s.home = newHome(s.rig)
+	case "nat": // va is the line of a router with NAT, and lan its inner device
+		newNATRig(s.rig)
 	case "gets": // ADDRESS/BITS: the tablet has it
 		s.home.gets(rest)
 	case "loses": // ADDRESS/BITS

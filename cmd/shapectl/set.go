@@ -172,8 +172,25 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 		if t.Rules == nil {
 			return missingf("%s; nothing was changed", which.none())
 		}
-		return e.put(n, limit, t)
+		if err := e.put(n, limit, t); err != nil {
+			return err
+		}
+		return e.unmet(dev, t)
 	})
+}
+
+// unmet says which rules no packet on a device will match.
+func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
+	behind, err := dev.BehindLine()
+	for _, r := range t.Rules {
+		if network := policy.CIDR(r.Prefix); t.Direction == policy.Ingress && !dev.IsCgroup() && strings.HasPrefix(network, "mark:") {
+			e.say("%s ingress: nftables marks packets after this rule sees them; set the rule for %s where they leave", plain.Line(dev.Name), network)
+		}
+		if inside := behind.Hides(r.Prefix); inside != "" {
+			e.say("%s %s: no packet here has an address of %s, which is behind NAT; set this rule on %s", plain.Line(dev.Name), t.Direction, policy.CIDR(r.Prefix), plain.Line(inside))
+		}
+	}
+	return err
 }
 
 // put sets the rules of tables beside the others of their devices, and describes them.

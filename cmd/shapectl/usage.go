@@ -157,6 +157,8 @@ func args(least, most int) cobra.PositionalArgs {
 func directionError(word string, err error) error {
 	if plain.Similar(word, []string{"ingress", "egress"}) != "" { // one is similar to the other, so both are named
 		err = fmt.Errorf("direction %.64q is unknown; did you mean egress, which leaves the device, or ingress, which enters it?", word)
+	} else if _, noNetwork := policy.ParseNetworks(word); noNetwork == nil {
+		err = fmt.Errorf("the direction is missing before %s; write egress, which leaves the device, or ingress, which enters it", word)
 	}
 	return err
 }

@@ -75,8 +75,9 @@ type Device struct {
 	Forwards4, Forwards6 bool
 	Offloads             netinfo.Offloads
 	// The rest is known of the devices of Hooks only.
-	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
-	Unreadable error // why programs cannot read its packets
+	IPv4, IPv6 bool           // it has such addresses, valid beyond its link
+	Unreadable error          // why programs cannot read its packets
+	Behind     netinfo.Behind // only its Line where that is another device
 }
 
 // A Hook is a direction of a device.

@@ -340,6 +340,8 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].IPv6 = true
 			f.rule().Label.Host = tablet
 		}, nil, nil},
+		{"IPv6 of hosts", func(f *Facts) { f.line("10.0.0.7/32", "10.0.0.8/32"); f.Devices[0].IPv6 = true },
+			[]string{"warning eth0 egress families"}, []string{"set rules for the IPv6 addresses of these hosts, or name the hosts by their MAC addresses"}},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
 			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
@@ -376,6 +378,10 @@ func TestJudge(t *testing.T) {
 		}, []string{"note eth0 egress spilled"}, []string{"there is room again"}},
 		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
 			[]string{"note eth0 egress traffic"}, []string{"egress leaves the device", "the destination"}},
+		{"a host behind NAT", func(f *Facts) {
+			f.rule().Counters.PassedPackets = 0
+			f.Devices[0].Behind.NAT = []netinfo.Inside{{Network: netip.MustParsePrefix("10.0.0.0/8"), Device: "lan0"}}
+		}, []string{"warning eth0 egress nat"}, []string{"no packet has these addresses here, and none has matched yet: 10.0.0.0/24; delete these rules, and set them on lan0"}},
 		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},
 
 		{"bridge and port", func(f *Facts) {

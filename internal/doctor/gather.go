@@ -245,6 +245,9 @@ func (f *Facts) details() {
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
+		if d.Behind, err = d.BehindLine(); err != nil {
+			f.unread(d.Name, "", err)
+		}
 	}
 }
 

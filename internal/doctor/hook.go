@@ -56,6 +56,13 @@ func (f *Facts) checkDevice(s *Hook, d *Device) {
 	if d != nil && d.Unreadable != nil {
 		f.say(s, report.Failed, "link type", d.Unreadable.Error()+", so no rule can be set", "set rules on the device below or above it")
 	}
+	isLine := func(p Rule) bool {
+		return string(p.Label.Line) == s.Name && p.Label.Name == s.Name+" "+s.Direction.String()
+	}
+	if d != nil && d.Behind.Line != "" && slices.ContainsFunc(f.Pools, isLine) {
+		f.say(s, report.Warning, "line", fmt.Sprintf("the default route leaves by %s: if that is the line, downloads leave %s and uploads enter it, so their rates are swapped", d.Behind.Line, s.Name),
+			fmt.Sprintf("%s, and limit %s instead", f.suggest("line", s.Name, "off"), plain.Line(d.Behind.Line)))
+	}
 	if d != nil && d.Offloads.HardwareTC {
 		f.say(s, report.Note, "offload", "hw-tc-offload is on: packets that hardware handles by offloaded filters or flow tables bypass the limit",
 			fmt.Sprintf("if any are in use, ethtool -K %s hw-tc-offload off", plain.Word(s.Name)))

@@ -172,15 +172,18 @@ func (f *Facts) checkFamilies(s *Hook, d *Device) {
 	if exempt && !whole { // all but some networks
 		status = report.Note
 	}
-	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other),
-		plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE")+"; each rule has its own bucket: split the rate between them, or put both in a pool (--within)")
+	advice := plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE") + "; each rule has its own bucket: split the rate between them, or put both in a pool (--within)"
+	if !slices.ContainsFunc(limited, func(r Rule) bool { return !policy.IsHost(r.Prefix) }) {
+		advice = "set rules for the " + other + " addresses of these hosts, or name the hosts by their MAC addresses in a policy, which limits each with all its addresses"
+	}
+	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other), advice)
 }
 
 // fullTable is the use of the bucket table, in percent, from which on some keys find no slot.
 const fullTable = 75
 
 // checkCounters finds packets that were not metered as their rule says, or did not come at all.
-func (f *Facts) checkCounters(s *Hook, _ *Device) {
+func (f *Facts) checkCounters(s *Hook, d *Device) {
 	l := s.Limits
 	if l == nil {
 		return
@@ -207,12 +210,20 @@ func (f *Facts) checkCounters(s *Hook, _ *Device) {
 		}
 		f.say(s, status, "spilled", found, advice)
 	}
-	seen, idle := l.OtherBytes, []Rule{}
+	seen, idle, hidden, inside := l.OtherBytes, []Rule{}, []Rule{}, ""
 	for _, r := range l.Rules {
 		seen += r.Counters.PassedBytes
-		if r.Counters.PassedPackets+r.Counters.DroppedPackets == 0 {
+		switch {
+		case r.Counters.PassedPackets+r.Counters.DroppedPackets > 0:
+		case d != nil && d.Behind.Hides(r.Prefix) != "":
+			hidden, inside = append(hidden, r), d.Behind.Hides(r.Prefix)
+		default:
 			idle = append(idle, r)
 		}
+	}
+	if len(hidden) > 0 {
+		f.say(s, report.Warning, "nat", "behind NAT: no packet has these addresses here, and none has matched yet: "+prefixes(hidden),
+			"delete these rules, and set them on "+plain.Line(inside))
 	}
 	const few, percent = 1e6, 1 // as of LLDP and spanning trees, on many links
 	if l.OtherBytes >= few && l.OtherBytes*100 >= seen*percent {

@@ -47,6 +47,11 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // error about hooks that could not be read it returns the answers for the others.
 func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, unread error) {
 	v := &view{Namespace: n}
+	for i := range questions {
+		if err := questions[i].throughNAT(); err != nil {
+			return nil, err
+		}
+	}
 	if slices.ContainsFunc(questions, func(q Question) bool { return q.Device == "" || q.Routes }) {
 		v.hooks, unread = n.Hooks()
 		defer func() { loader.CloseHooks(v.hooks) }()
@@ -79,8 +84,9 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 // Facts are about packets, and the hooks that they pass.
 type Facts struct {
 	Packets
-	Routed    bool // the stops are those of routes; else there is one, which was asked for
-	In, Out   Leg  // known if Routed
+	Routed    bool   // the stops are those of routes; else there is one, which was asked for
+	In, Out   Leg    // known if Routed
+	NAT       string // the device on which the packets have the address of this host, as their host is behind NAT; "" for none
 	Stops     []Stop
 	Elsewhere []Elsewhere
 }
@@ -93,6 +99,7 @@ type Packets struct {
 	Name     string       // see Question
 	Network  netip.Prefix // see Question
 	Netns    string       // see Question
+	hidden   bool         // they have the address of this host here, and any on the Internet
 }
 
 // A Leg is one half of the path of packets: into this host, or out of it.
@@ -172,10 +179,16 @@ func Judge(f Facts) report.Path {
 	case out.how != "" && out.how != in.how:
 		path.How += ", and " + out.how + out.why
 	}
+	if f.NAT != "" {
+		path.How += "; on " + f.NAT + ", they have the address of this host (NAT)"
+	}
 	for _, e := range f.Elsewhere {
 		met, when := metWhen(&e.Hook, &f.In, &f.Out)
 		if !met && !f.expects(&e) {
 			continue
+		}
+		if e.Name == f.NAT {
+			when = "never met, as the address is behind NAT"
 		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),

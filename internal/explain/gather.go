@@ -35,6 +35,28 @@ func (n *view) sharers(s *maps.Store) map[uint32]int {
 	return n.active
 }
 
+// throughNAT lets a question follow packets, where it is about a device on which no packet has the address.
+func (q *Question) throughNAT() error {
+	if q.Device == "" || q.Flow != nil || !q.Address.IsValid() {
+		return nil
+	}
+	d, err := netinfo.DeviceByName(q.Device)
+	if errors.Is(err, netinfo.ErrNoDevice) {
+		return nil
+	}
+	inside, err := hides(d, q.Address)
+	if inside {
+		q.Device = ""
+	}
+	return err
+}
+
+// hides reports whether an address is behind NAT, and so on no packet of a device.
+func hides(d netinfo.Device, a netip.Addr) (bool, error) {
+	behind, err := d.BehindLine()
+	return behind.Hides(netip.PrefixFrom(a, a.BitLen())) != "", err
+}
+
 func (q *Question) gather(n *view) ([]Facts, error) {
 	if q.Device == "" {
 		return onRoutes(n, *q)
@@ -214,24 +236,35 @@ func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 	if f.Out, err = legOut(p.Dst, f.In); err != nil {
 		return f, err
 	}
+	beyond, err := f.toOutside()
+	if err != nil {
+		return f, err
+	}
+	legs := []Leg{f.In, f.Out}
+	if len(beyond.Hops) > 0 {
+		if hidden, err := hides(beyond.Route.Device, cmp.Or(p.Src, p.Dst)); err != nil {
+			return f, err
+		} else if hidden {
+			f.NAT = beyond.Route.Device.Name
+			legs[slices.IndexFunc(legs, func(l Leg) bool { return !l.End.IsValid() })] = beyond
+		}
+	}
 	met := map[*loader.Hook]bool{}
-	for _, l := range []Leg{f.In, f.Out} {
+	for _, l := range legs {
 		for _, hop := range l.Hops {
 			h := n.hookOn(hop)
 			if h == nil && hop.Index != l.Route.Device.Index && !loader.OtherLayout(n.Readable(), hop.Index, hop.Direction) {
 				continue
 			}
 			met[h] = true
-			s, err := stopAt(n, h, hop, p, cmp.Or(bytes, l.Route.Device.FullFrame()))
+			here := p
+			here.hidden = f.NAT != "" && l.End == beyond.End
+			s, err := stopAt(n, h, hop, here, cmp.Or(bytes, l.Route.Device.FullFrame()))
 			if err != nil {
 				return f, err
 			}
 			f.Stops = append(f.Stops, s)
 		}
-	}
-	beyond, err := f.toOutside()
-	if err != nil {
-		return f, err
 	}
 	for _, h := range n.hooks {
 		if met[h] {
@@ -242,7 +275,7 @@ func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 			back = &f.In
 		}
 		address := p.side(h.Match())
-		if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
+		if !address.IsValid() && slices.ContainsFunc(beyond.Hops, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
 			address = outside(p.ipv6())
 		}
 		if !address.IsValid() || h.Device.Index != 0 && h.Device.Index == back.Route.Device.Index {
@@ -256,9 +289,7 @@ func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 }
 
 // toOutside is how packets of which one end is known reach the Internet, or come from there, if they pass this host.
-func (f *Facts) toOutside() ([]netinfo.Hop, error) {
-	var l Leg
-	var err error
+func (f *Facts) toOutside() (l Leg, err error) {
 	switch {
 	case f.Flow != nil:
 	case f.In.passes():
@@ -267,9 +298,9 @@ func (f *Facts) toOutside() ([]netinfo.Hop, error) {
 		l, err = legIn(outside(f.ipv6()))
 	}
 	if l.Route.Device.Index == f.In.Route.Device.Index || l.Route.Device.Index == f.Out.Route.Device.Index {
-		return nil, err
+		return Leg{}, err
 	}
-	return l.Hops, err
+	return l, err
 }
 
 func (n *view) hookOn(hop netinfo.Hop) *loader.Hook {
@@ -363,6 +394,9 @@ func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (
 	case found && p.Flow == nil:
 		address = netip.Addr{} // it may be any
 	case found:
+	case p.hidden:
+		e, found = h.Set.Match(outside(p.ipv6()))
+		address = netip.Addr{}
 	case address.IsValid():
 		e, found = h.Set.Match(address)
 	default:

@@ -36,6 +36,7 @@ type Line struct {
 	Link       string // as policy.ParseFraming parses it; "" for nothing
 	Share      policy.ShareKind
 	NAT        bool   // hosts have one address on the line
+	Inside     bool   // the default route leaves by another device, so it is not known what uploads are
 	Why        string // why the line is shared like this, for a comment; may be ""
 	Adapt      bool
 	Reflectors []string // with Adapt: whose round-trip times count; none for the default ones
@@ -76,6 +77,11 @@ func (d Direction) LeastRate() policy.Rate {
 	return max(d.PoolRate()/minPart, policy.MinRate)
 }
 
+// Queues reports whether excess packets are queued, in one direction at least.
+func (l Line) Queues() bool {
+	return l.Up.Rate != 0 && !l.Up.Drops || l.Down.Rate != 0 && !l.Down.Drops
+}
+
 // Policy is the policy of a line, in YAML with comments. The error is for a device that a policy cannot name.
 func (l Line) Policy() ([]byte, error) {
 	device, err := policyfile.DeviceKey(l.Device)
@@ -87,7 +93,11 @@ func (l Line) Policy() ([]byte, error) {
 	w.line(0, "#")
 	w.line(0, "#     %s", plain.Line(l.Command))
 	w.line(0, "#")
-	w.line(0, "# 'shapectl apply FILE --setup-fq --confirm 60s' brings this into force. It removes all limits of the host that are not in")
+	setup := ""
+	if l.Queues() {
+		setup = " --setup-fq"
+	}
+	w.line(0, "# 'shapectl apply FILE%s --confirm 60s' brings this into force. It removes all limits of the host that are not in", setup)
 	w.line(0, "# the file: if there are others, add them. 'shapectl export' prints all that are in force.")
 	w.line(0, "devices:")
 	w.line(1, "%s:", device)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -14,12 +15,26 @@ import (
 type Behind struct {
 	// Hosts: packets of other hosts pass the device, and have their own addresses there.
 	Hosts bool
-	// NAT is a private IPv4 network behind the device Via. Its hosts most likely have the address of this host on the
-	// device. It is not valid if there is none.
-	NAT netip.Prefix
-	Via string
+	// NAT are private networks behind other devices. Their hosts most likely have the address of this host on the device.
+	NAT []Inside
 	// Line is the device by which packets leave for the Internet, if that is another one; else "".
 	Line string
+}
+
+// An Inside is a network behind NAT, and the device that leads to it.
+type Inside struct {
+	Network netip.Prefix
+	Device  string
+}
+
+// Hides returns the device that leads to a network whose hosts are behind NAT; "" if it is not known to be.
+func (b Behind) Hides(p netip.Prefix) string {
+	for _, in := range b.NAT {
+		if in.Network.Bits() <= p.Bits() && in.Network.Contains(p.Addr()) {
+			return in.Device
+		}
+	}
+	return ""
 }
 
 // An inside is a network of a device.
@@ -55,14 +70,27 @@ func (d Device) Behind() (Behind, error) {
 	if b.Line, err = d.otherLine(); err != nil {
 		return b, err
 	}
-	hides := b.NAT.IsValid() && b.Line == "" // the hosts of the line do not hide behind an inner device
-	if hides {
-		hides, err = changesSources()
+	if b.Line != "" {
+		b.NAT = nil // the hosts of the line do not hide behind an inner device
 	}
-	if !hides {
-		b.NAT, b.Via = netip.Prefix{}, ""
-	}
+	b.NAT = slices.DeleteFunc(b.NAT, func(in Inside) bool {
+		changes, failed := changesSources(in.Network.Addr().Is6())
+		err = errors.Join(err, failed)
+		return !changes
+	})
 	return b, err
+}
+
+// BehindLine is Behind for a device of the default route. Of another, which it finds out sooner, it only tells the Line.
+func (d Device) BehindLine() (b Behind, err error) {
+	const loopback = 1 // in each network namespace
+	if all, err := (Device{Index: loopback}).otherLine(); err != nil || all == "" {
+		return b, err
+	}
+	if b.Line, err = d.otherLine(); err != nil || b.Line != "" || d.IsCgroup() {
+		return b, err
+	}
+	return d.Behind()
 }
 
 func behind(d Device, bridged, forwards4, forwards6 bool, networks []inside) (b Behind) {
@@ -73,11 +101,7 @@ func behind(d Device, bridged, forwards4, forwards6 bool, networks []inside) (b 
 		if own(n.device) || n.device.Loopback || !addr.IsGlobalUnicast() {
 			continue
 		}
-		if addr.Is6() {
-			b.Hosts = b.Hosts || forwards6
-			continue
-		}
-		if !forwards4 {
+		if addr.Is4() && !forwards4 || addr.Is6() && !forwards6 {
 			continue
 		}
 		b.Hosts = true
@@ -85,12 +109,14 @@ func behind(d Device, bridged, forwards4, forwards6 bool, networks []inside) (b 
 		for _, o := range networks {
 			isOwn = isOwn || own(o.device) && n.network.Contains(o.network.Addr())
 		}
-		if addr.IsPrivate() && !isOwn && !b.NAT.IsValid() {
-			b.NAT, b.Via = n.network.Masked(), n.device.Name
+		if (addr.IsPrivate() || cgnat.Contains(addr)) && !isOwn {
+			b.NAT = append(b.NAT, Inside{n.network.Masked(), n.device.Name})
 		}
 	}
 	return b
 }
+
+var cgnat = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
 
 // internet are addresses that only a default route leads to. No packet is sent to them.
 var internet = []netip.Addr{netip.MustParseAddr("1.1.1.1"), netip.MustParseAddr("2606:4700:4700::1111")}
@@ -99,6 +125,9 @@ var internet = []netip.Addr{netip.MustParseAddr("1.1.1.1"), netip.MustParseAddr(
 // of, or a device on top of it.
 func (d Device) otherLine() (other string, err error) {
 	for _, to := range internet {
+		if own, err := route(to, &netlink.RouteGetOptions{OifIndex: d.Index}); err == nil && own.Next != to {
+			return "", nil // one of several lines
+		}
 		r, err := RouteTo(to)
 		switch {
 		case errors.Is(err, ErrNoRoute):

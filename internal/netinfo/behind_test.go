@@ -1,10 +1,12 @@
 package netinfo
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -36,13 +38,14 @@ func TestBehind(t *testing.T) {
 		"a bridge":                          {bridged: true, networks: []inside{at(br, "192.168.1.5/24")}, hosts: true},
 		"a bridge of a router":              {bridged: true, forwards4: true, networks: []inside{at(br, "203.0.113.5/24"), at(lan, "192.168.1.1/24")}, hosts: true, nat: "br-lan 192.168.1.0/24"},
 		"a port of what is no bridge":       {forwards4: true, networks: []inside{at(br, "10.1.0.1/24")}, hosts: true, nat: "br0 10.1.0.0/24"},
-		"the first of two private ones":     {forwards4: true, networks: []inside{wan, at(lan, "10.0.0.1/24"), at(dmz, "10.0.1.1/24")}, hosts: true, nat: "br-lan 10.0.0.0/24"},
+		"two private ones":                  {forwards4: true, networks: []inside{wan, at(lan, "10.0.0.1/24"), at(dmz, "10.0.1.1/24")}, hosts: true, nat: "br-lan 10.0.0.0/24 dmz 10.0.1.0/24"},
+		"CGNAT and ULA":                     {forwards4: true, forwards6: true, networks: []inside{wan, at(lan, "100.64.0.1/24"), at(dmz, "fd00:1::1/64")}, hosts: true, nat: "br-lan 100.64.0.0/24 dmz fd00:1::/64"},
 		"a line without an address (PPPoE)": {forwards4: true, networks: []inside{at(lan, "10.0.0.1/24")}, hosts: true, nat: "br-lan 10.0.0.0/24"},
 	} {
 		b := behind(eth0, c.bridged, c.forwards4, c.forwards6, c.networks)
 		nat := ""
-		if b.NAT.IsValid() {
-			nat = b.Via + " " + b.NAT.String()
+		for _, in := range b.NAT {
+			nat = strings.TrimSpace(nat + " " + in.Device + " " + in.Network.String())
 		}
 		if b.Hosts != c.hosts || nat != c.nat {
 			t.Errorf("%s: hosts %v, NAT %q; want %v, %q", name, b.Hosts, nat, c.hosts, c.nat)
@@ -65,7 +68,7 @@ func TestBehindOfDevices(t *testing.T) {
 		t.Helper()
 		d, err := DeviceByName(device)
 		testenv.Must(t, err)
-		if b, err := d.Behind(); err != nil || b != want {
+		if b, err := d.Behind(); err != nil || fmt.Sprint(b) != fmt.Sprint(want) {
 			t.Errorf("behind %s: %+v, %v; want %+v", device, b, err, want)
 		}
 	}
@@ -76,12 +79,14 @@ func TestBehindOfDevices(t *testing.T) {
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte("1"), 0))
 	is("wan", Behind{Hosts: true})
 	natChain(t, true)
-	nat := Behind{Hosts: true, NAT: netip.MustParsePrefix("192.168.1.0/24"), Via: "lan"}
+	nat := Behind{Hosts: true, NAT: []Inside{{netip.MustParsePrefix("192.168.1.0/24"), "lan"}}}
 	is("wan", nat)
 	is("lan", Behind{Hosts: true})
 	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "wan").Attrs().Index, Gw: net.IPv4(203, 0, 113, 1)}))
 	is("wan", nat)
 	is("lan", Behind{Hosts: true, Line: "wan"})
+	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "lan").Attrs().Index, Gw: net.IPv4(192, 168, 1, 2), Priority: 9}))
+	is("lan", Behind{Hosts: true})
 }
 
 // natChain makes a chain of nftables in which sources may be changed, or else destinations.
@@ -100,7 +105,7 @@ func natChain(t *testing.T, source bool) {
 func TestChangesSources(t *testing.T) {
 	is := func(want bool) {
 		t.Helper()
-		if got, err := changesSources(); got != want || err != nil {
+		if got, err := changesSources(false); got != want || err != nil {
 			t.Errorf("%v, %v", got, err)
 		}
 	}

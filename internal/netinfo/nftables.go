@@ -63,16 +63,20 @@ func nftables(is func(netfilterChain) bool) (found []netfilterChain, err error) 
 	return found, nil
 }
 
-// changesSources reports whether the network namespace has a chain in which sources of IPv4 packets may be changed (SNAT): of
-// nftables, or of iptables, which uses nftables or has its own table "nat".
-func changesSources() (bool, error) {
+// changesSources reports whether the network namespace has a chain in which sources of packets of a family may be changed (SNAT):
+// of nftables, or of iptables, which uses nftables or has its own table "nat".
+func changesSources(ipv6 bool) (bool, error) {
+	family, names := uint8(unix.NFPROTO_IPV4), "ip_tables_names"
+	if ipv6 {
+		family, names = unix.NFPROTO_IPV6, "ip6_tables_names"
+	}
 	// The file is there only if the kernel has these tables.
-	tables, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
+	tables, err := os.ReadFile("/proc/thread-self/net/" + names)
 	if err == nil && slices.ContainsFunc(bytes.Fields(tables), func(name []byte) bool { return string(name) == "nat" }) {
 		return true, nil
 	}
 	found, err := nftables(func(c netfilterChain) bool {
-		return (c.family == unix.NFPROTO_IPV4 || c.family == unix.NFPROTO_INET) && c.kind == "nat" && c.hook == unix.NF_INET_POST_ROUTING
+		return (c.family == family || c.family == unix.NFPROTO_INET) && c.kind == "nat" && c.hook == unix.NF_INET_POST_ROUTING
 	})
 	return len(found) > 0, err
 }

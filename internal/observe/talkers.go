@@ -203,8 +203,10 @@ func (t *Talkers) Read() (TalkersReading, error) {
 		add(&total, c)
 	}
 	out.Total, t.total = trafficSince(total, t.total), total
-	out.Others.Packets, out.Others.Bytes = less(out.Total.Packets, sum.Packets), less(out.Total.Bytes, sum.Bytes)
-	out.Others.PassedPackets, out.Others.PassedBytes = less(out.Total.PassedPackets, sum.PassedPackets), less(out.Total.PassedBytes, sum.PassedBytes)
+	if len(t.last) > maxTalkers/2 { // else there was room for all, and only packets that came during Read make a difference
+		out.Others.Packets, out.Others.Bytes = less(out.Total.Packets, sum.Packets), less(out.Total.Bytes, sum.Bytes)
+		out.Others.PassedPackets, out.Others.PassedBytes = less(out.Total.PassedPackets, sum.PassedPackets), less(out.Total.PassedBytes, sum.PassedBytes)
+	}
 	slices.SortFunc(out.Talkers, func(a, b Talker) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Key, b.Key))
 	})

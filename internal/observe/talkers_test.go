@@ -154,6 +154,10 @@ func TestTalkersFollowTheDevice(t *testing.T) {
 	if got := read(t, hosts).Total; got != (Traffic{Packets: 3, Bytes: 3_000, PassedPackets: 3, PassedBytes: 3_000}) {
 		t.Errorf("the device is back: %+v", got)
 	}
+	hosts.total.Packets, hosts.total.Bytes = hosts.total.Packets-1, hosts.total.Bytes-1000 // as if one packet had come during the last Read
+	if got := read(t, hosts); got.Total.Packets != 1 || got.Others != (Traffic{}) {
+		t.Errorf("a packet during Read: %+v", got)
+	}
 }
 
 // A spray of hosts needs no more memory, and does not hide who sends much.

@@ -20,9 +20,12 @@ func ratesOf(r *policy.Rule) string {
 	return r.Rate.String()
 }
 
-// OnExcess is what happens to excess packets, or to packets by colour; that green ones pass goes without saying.
+// OnExcess is what happens to packets beyond the rate, or to packets by colour; that green ones pass goes without saying.
 func (r *Rule) OnExcess() string {
-	if !r.HasColours() {
+	switch {
+	case r.Rate == policy.Unlimited: // its pools decide
+		return ""
+	case !r.HasColours():
 		return r.Excess.String()
 	}
 	text := fmt.Sprintf("yellow %v, red %v", r.Colours.Yellow, r.Colours.Red)

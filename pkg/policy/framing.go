@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -45,6 +47,9 @@ var framings = map[string]Framing{
 	"bridged-ptm": {22, 0, true},
 }
 
+// FramingNames are the keywords that ParseFraming takes.
+var FramingNames = slices.Sorted(maps.Keys(framings))
+
 // cellFramings holds the keywords of tc-cake whose cost depends on the packet's length.
 var cellFramings = map[string]string{
 	"atm": "ATM cells", "conservative": "ATM cells",
@@ -70,7 +75,7 @@ func ParseFraming(s string) (Framing, error) {
 				return Framing{}, fmt.Errorf("overhead %q counts %s, which is not supported; write the bytes per packet and lower the rate instead", word, cost)
 			}
 			if !ok {
-				return Framing{}, fmt.Errorf("overhead %.64q is unknown; use a number of bytes such as 38 or 38/84, or ethernet, docsis, pppoe-ptm, bridged-ptm, ether-vlan or raw", s)
+				return Framing{}, fmt.Errorf("overhead %.64q is unknown; use a number of bytes such as 38 or 38/84, or one of %s", s, strings.Join(FramingNames, ", "))
 			}
 			overhead += int(f.Overhead)
 			mpu = max(mpu, int(f.MPU))

@@ -234,7 +234,7 @@ var Options = []*Option{
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
 		Name: "overhead", Shadow: true, HelpDefault: "0",
 		RuleOnly: true, instead: "set it in rules, whose packets count in pools as they count there",
-		Help:    "`bytes` that the link adds; or ethernet, docsis, pppoe-ptm",
+		Help:    "`bytes` that the link adds; or " + strings.Join(FramingNames, ", "),
 		resolve: resolveOverhead,
 		check:   func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
