@@ -229,16 +229,14 @@ func findAsking(names ...string) (findings, error) {
 
 // CgroupArrivals follows cgroups as they are made and removed. The zero value watches nothing yet.
 type CgroupArrivals struct {
-	known     map[string]int // indexes, by name
-	watch     *os.File       // inotify
-	more, due chan struct{}
-	ended     chan struct{}
+	known map[string]int // indexes, by name
+	watch *os.File       // inotify, with a deadline for the next look
+	more  chan struct{}
 
 	mu    sync.Mutex
 	names []string
 	found []Device // with these names
 	err   error
-	again *time.Timer // after an error
 }
 
 const (
@@ -300,6 +298,7 @@ func (c *CgroupArrivals) look() {
 	if err != nil {
 		return // it was closed
 	}
+	c.watch.SetReadDeadline(time.Time{})
 	var unwatched error
 	f, err := find(names, func(dir string) {
 		inotify.Control(func(fd uintptr) {
@@ -313,8 +312,7 @@ func (c *CgroupArrivals) look() {
 	found := f.devices()
 	c.mu.Lock()
 	if err != nil {
-		c.again.Stop()
-		c.again = time.AfterFunc(lookAgain, func() { signal(c.due) })
+		c.watch.SetReadDeadline(time.Now().Add(lookAgain))
 	}
 	if slices.Equal(names, c.names) {
 		c.found, c.err = found, err
@@ -324,17 +322,10 @@ func (c *CgroupArrivals) look() {
 		if len(f.unknown) > 0 {
 			go func() {
 				if r.ask(f.unknown, true) {
-					signal(c.due)
+					c.watch.SetReadDeadline(time.Now())
 				}
 			}()
 		}
-	}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 
@@ -344,27 +335,18 @@ func (c *CgroupArrivals) begin() error {
 	if err != nil {
 		return fmt.Errorf("follow the cgroups: %w", err)
 	}
-	c.watch = os.NewFile(uintptr(fd), "inotify")
-	c.again = time.NewTimer(0)
-	c.more, c.due, c.ended = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	c.watch, c.more = os.NewFile(uintptr(fd), "inotify"), make(chan struct{}, 1)
 	go func() {
-		for buffer := make([]byte, 1<<16); ; signal(c.due) {
-			if _, err := c.watch.Read(buffer); err != nil {
-				close(c.ended)
+		for buffer := make([]byte, 1<<16); ; {
+			if _, err := c.watch.Read(buffer); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 				return
-			}
-		}
-	}()
-	go func() {
-		for {
-			select {
-			case <-c.ended:
-				return
-			case <-c.due:
 			}
 			began := time.Now()
 			c.look()
-			signal(c.more)
+			select {
+			case c.more <- struct{}{}:
+			default:
+			}
 			time.Sleep(max(lookPause, 2*time.Since(began)))
 		}
 	}()

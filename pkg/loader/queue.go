@@ -79,7 +79,7 @@ func checkCgroup(lists ...[]policy.Rule) error {
 // fq.ErrOldIfb.
 func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
 	untagged := o.dev.IsCgroup() || o.dev.Loopback && o.Direction == policy.Egress
-	isVLAN := func(r policy.Rule) bool { return policy.IsMark(r.Prefix) && strings.HasPrefix(policy.CIDR(r.Prefix), "vlan:") }
+	isVLAN := func(r policy.Rule) bool { return strings.HasPrefix(policy.CIDR(r.Prefix), "vlan:") }
 	if untagged && slices.ContainsFunc(slices.Concat(rules...), isVLAN) {
 		return ErrUntagged
 	}
