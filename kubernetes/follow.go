@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"maps"
 	"slices"
@@ -25,9 +26,6 @@ import (
 )
 
 const (
-	cniNote       = "cni " // begins the notes of what shapectl-cni makes
-	namespaceNote = "kubernetes namespace"
-
 	// between is the least time between two looks at the limits, for which other commands wait.
 	between = time.Second
 	// again is when to look although nothing has changed: shapectl-cni may have limited a pod later than it appeared.
@@ -42,8 +40,8 @@ type follower struct {
 	pods       listers.PodLister
 	namespaces listers.NamespaceLister
 
-	told   map[string]string // the last message about a pod or namespace
-	before map[string]before // by pool and its note
+	told, telling map[string]string // messages about pods and namespaces, of the last look and of this one
+	before        map[string]before // by pool and its note
 }
 
 // before is the limit that a pod had before it had an annotation, if that is known.
@@ -64,13 +62,7 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { notify() },
 		DeleteFunc: func(any) { notify() },
-		UpdateFunc: func(old, now any) {
-			pod, isPod := old.(*corev1.Pod) // which has its limit from shapectl-cni once it runs
-			if isPod && pod.Status.Phase != now.(*corev1.Pod).Status.Phase ||
-				!maps.Equal(old.(metav1.Object).GetAnnotations(), now.(metav1.Object).GetAnnotations()) {
-				notify()
-			}
-		},
+		UpdateFunc: func(any, any) { notify() }, // any status of a pod may be the first one after shapectl-cni has limited it
 	}
 	ofNode := fields.OneTermEqualSelector("spec.nodeName", f.node).String()
 	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = ofNode }))
@@ -105,22 +97,20 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// tell logs an error about something, once. Without an error there may be another one later.
+// tell logs an error about something, unless the last look did.
 func (f *follower) tell(what string, err error) {
-	switch {
-	case err == nil:
-		delete(f.told, what)
-	case f.told[what] != err.Error():
-		f.told[what] = err.Error()
+	if err == nil {
+		return
+	}
+	if f.told[what] != err.Error() {
 		log.Print(strings.TrimPrefix(what+": ", ": "), err)
 	}
+	f.telling[what] = err.Error()
 }
-
-// directions are those of a pod's device, in the words of annotations.
-var directions = map[policy.Direction]string{policy.Egress: "ingress", policy.Ingress: "egress"}
 
 // sync changes the limits of pods and namespaces that are not as annotations say.
 func (f *follower) sync() error {
+	defer func() { f.told, f.telling = f.telling, map[string]string{} }()
 	listed, err := f.pods.List(labels.Everything())
 	if err != nil {
 		return err
@@ -142,51 +132,47 @@ func (f *follower) sync() error {
 	}
 	podOf := map[string]*corev1.Pod{} // by their pools
 	var pools []policy.Rule
-	for i, t := range tables {
+	for _, t := range tables {
 		if t.IsPools() {
-			pools = policy.WithoutGuarantees(tables[i : i+1])[0].Rules // a guarantee may wait for room
+			pools = t.Rules
 		}
 		for _, r := range t.Rules {
-			if !r.Pool && strings.HasPrefix(r.Label.Note, cniNote) {
+			if !r.Pool && strings.HasPrefix(r.Label.Note, policy.CNINote) {
 				podOf[string(r.Within)] = pods[r.Label.Name]
 			}
 		}
 	}
-	groups := map[policy.Within]policy.Rule{} // the pools of namespaces
+	all := map[policy.Within]policy.Rule{} // the pools by name
 	for _, p := range pools {
-		if p.Label.Note == namespaceNote {
-			groups[policy.Within(p.Label.Name)] = p
-		}
+		all[policy.Within(p.Label.Name)] = p.WithoutGuarantee() // which may wait for room
 	}
 	// A pod gets into the pool of its namespace first: whatever its own annotation is, it must not escape that.
-	var members, limits []policy.Rule
+	var members, limits, waiting []policy.Rule
 	changed := map[policy.Within]bool{}
 	about, had := map[string]string{}, f.before
 	f.before = map[string]before{}
-	for _, p := range pools {
+	for i, p := range pools {
+		p = p.WithoutGuarantee()
 		pod := podOf[p.Label.Name]
 		if pod == nil {
 			continue
 		}
-		direction := directions[p.Label.Owner.Direction]
+		direction := policy.PodDirections[p.Label.Owner.Direction]
 		who := pod.Namespace + "/" + pod.Name + " " + direction
 		about[p.Label.Name] = who
-		above := p.Within
-		if group, found := groups[above]; found {
+		above := p.Within // what the network of the pod gives
+		if group := all[above]; group.Label.Note == policy.NamespaceNote {
 			above = group.Within
 		}
-		group, err := f.groupOf(pod.Namespace, direction, above, groups)
-		switch {
-		case err != nil:
-			above = p.Within
-		case group.Pool:
+		group, err := f.groupOf(pod.Namespace, direction, above, all)
+		f.tell("namespace "+pod.Namespace+" "+direction, err)
+		if group.Pool {
 			above = policy.Within(group.Label.Name)
-			if groups[above] != group {
-				groups[above], changed[above] = group, true
+			if all[above] != group {
+				all[above], changed[above] = group, true
 			}
 		}
-		f.tell("namespace "+pod.Namespace+" "+direction, err)
-		member := within(p, above, groups[above])
+		member := within(p, above, group)
 		if member != p {
 			members = append(members, member)
 		}
@@ -197,23 +183,27 @@ func (f *follower) sync() error {
 		case err != nil:
 		case l != nil:
 			was.annotated = true
-			want, err = limitIn(*l, member, groups[above])
+			want, err = limitIn(*l, member, group)
 		case was.annotated && !was.limit.Pool:
-			want, err = limitIn(policy.Limit{Rate: policy.MaxRate}, member, groups[above])
+			want, err = limitIn(policy.Limit{Rate: policy.MaxRate}, member, group)
 			was.annotated = want != p
 		case was.annotated:
-			want = within(was.limit, above, groups[above])
+			want = within(was.limit, above, group)
 			was.annotated = want != p
 		default:
 			was.limit = p
 		}
-		if f.tell(who, err); err == nil && want != member {
+		f.tell(who, err)
+		switch {
+		case err == nil && want != member:
 			limits = append(limits, want)
+		case member == p && pools[i].Guarantee == 0 && p.Label.Waits != 0:
+			waiting = append(waiting, p)
 		}
 		f.before[key] = was
 	}
 	for name := range changed {
-		members = append([]policy.Rule{groups[name]}, members...)
+		members = append([]policy.Rule{all[name]}, members...)
 	}
 	if pending := n.Pending(); pending != nil && len(members)+len(limits) > 0 {
 		return pending
@@ -223,29 +213,39 @@ func (f *follower) sync() error {
 	for _, pod := range pods {
 		f.tellLacking(pod, about)
 	}
-	if len(groups) == 0 {
-		return nil
+	if len(waiting) > 0 && n.Pending() == nil { // there may be room now
+		_, err := n.Put(loader.ApplyOptions{}, policy.Table{Rules: waiting})
+		f.tell("give guarantees", err)
 	}
-	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == namespaceNote })
+	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == policy.NamespaceNote })
 }
 
-// groupOf is the pool of a namespace in a direction; the zero Rule for none. It gets within a pool unless it is within one.
-func (f *follower) groupOf(namespace, direction string, above policy.Within, have map[policy.Within]policy.Rule) (policy.Rule, error) {
+// groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid.
+func (f *follower) groupOf(namespace, direction string, above policy.Within, all map[policy.Within]policy.Rule) (policy.Rule, error) {
+	var l *policy.Limit
 	ns, err := f.namespaces.Get(namespace)
-	if err != nil {
-		return policy.Rule{}, err
+	if err == nil {
+		l, err = limitOf(ns.Annotations, direction, true)
 	}
-	l, err := limitOf(ns.Annotations, direction, true)
-	if l == nil || err != nil {
-		return policy.Rule{}, err
+	name := policy.NamespacePool(namespace, direction, above)
+	have := all[policy.Within(name)]
+	switch {
+	case err == nil && l == nil:
+		return policy.Rule{}, nil
+	case have.Pool && have.Label.Note != policy.NamespaceNote:
+		return policy.Rule{}, fmt.Errorf("another pool is called %q; remove it, or give it another name", name)
+	case err != nil:
+		return have, err
 	}
-	name := policy.ShortName("namespace " + namespace + " " + direction)
-	l.Note, l.Within = namespaceNote, cmp.Or(have[policy.Within(name)].Within, above) // pods of networks may differ in it
+	l.Note, l.Within = policy.NamespaceNote, above
 	if f.cluster {
 		l.Cluster.Name = policy.ClusterName(name)
 	}
 	pool, err := l.Pool(name)
-	return pool.WithoutGuarantee(), err
+	if err != nil {
+		return have, err
+	}
+	return pool.WithoutGuarantee(), nil
 }
 
 // within is the pool of a pod within another one, without what has no use there.
@@ -262,7 +262,7 @@ func within(p policy.Rule, above policy.Within, group policy.Rule) policy.Rule {
 // limitIn is the pool of a pod with the limit of an annotation.
 func limitIn(l policy.Limit, have, group policy.Rule) (policy.Rule, error) {
 	switch {
-	case have.Within == "" && (l.Guarantee != 0 || l.Weight != 0):
+	case !group.Pool && (l.Guarantee != 0 || l.Weight != 0):
 		return have, errors.New("guarantee and weight count within the limit of the namespace, which has none; annotate the namespace, too")
 	case l.Guarantee != 0 && group.Cluster.Name != "":
 		return have, errors.New("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight")
@@ -286,7 +286,9 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 	}
 	for _, p := range pools {
 		who := cmp.Or(about[p.Label.Name], p.Label.Name)
-		if f.tell("cannot change "+who, err); err == nil {
+		if err != nil {
+			f.tell("cannot change "+who, err)
+		} else {
 			log.Print(who, ": ", p.Gets())
 		}
 	}
@@ -295,7 +297,7 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 // tellLacking tells why a pod does not have a limit that annotations ask for.
 func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
-	for _, direction := range directions {
+	for _, direction := range policy.PodDirections {
 		who := pod.Namespace + "/" + pod.Name + " " + direction
 		l, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)

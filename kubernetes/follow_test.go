@@ -32,17 +32,17 @@ type annotations map[string]string
 type rig struct {
 	*testing.T
 	follower
+	host              *testenv.Netns
 	podStore, nsStore cache.Indexer
 	log               bytes.Buffer
 }
 
 func newRig(t *testing.T) *rig {
-	testenv.NewNetns(t)
-	r := &rig{T: t}
+	r := &rig{T: t, host: testenv.NewNetns(t)}
 	r.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.nsStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.follower = follower{
-		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, told: map[string]string{},
+		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{},
 		pods: listers.NewPodLister(r.podStore), namespaces: listers.NewNamespaceLister(r.nsStore),
 	}
 	log.SetOutput(&r.log)
@@ -129,6 +129,7 @@ func (r *rig) expect(logged string, want ...string) {
 }
 
 func TestAnnotations(t *testing.T) {
+	const only, shadow = "rate, capacity, algorithm, excess, queue, ecn-above, order, guarantee, weight, share, nat", " or shadow"
 	for _, test := range []struct {
 		a         annotations
 		namespace bool
@@ -138,6 +139,7 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, true, "nothing"},
 		{annotations{"kubernetes.io/egress-bandwidth": "1k"}, false, "8kbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1e30"}, false, "400gbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": "{share: flow}"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": " 5mbit"}, false, "5mbit"},
 		{annotations{"shapectl.dev/egress": "rate: 5mbit\nweight: 2"}, false, "5mbit"},
@@ -147,10 +149,13 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"kubernetes.io/egress-bandwidth": "fast"}, false, `kubernetes.io/egress-bandwidth "fast" is not a rate; write bits per second, such as 10M`},
 		{annotations{"shapectl.dev/egress": "fast"}, false, `shapectl.dev/egress: rate "fast" does not start with a digit; write one such as 10mbit`},
 		{annotations{"shapectl.dev/egress": "{rate: "}, false, `shapectl.dev/egress "{rate: " is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
-		{annotations{"shapectl.dev/egress": "{within: other}"}, false, "shapectl.dev/egress: an annotation cannot have within; remove it"},
-		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, "shapectl.dev/egress: an annotation cannot have cluster-safe; remove it"},
-		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, "shapectl.dev/egress: an annotation cannot have cluster; remove it"},
-		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, "shapectl.dev/egress: an annotation cannot have note; remove it"},
+		{annotations{"shapectl.dev/egress": "{rate: 1mbit, cir: 2mbit}"}, false, "shapectl.dev/egress: rate is given twice; remove one of them"},
+		{annotations{"shapectl.dev/egress": "rate: 1mbit\n---\nrate: 2mbit"}, false, `shapectl.dev/egress "rate: 1mbit\n---\nrate: 2mbit" is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
+		{annotations{"shapectl.dev/egress": "{colour: red}"}, false, `shapectl.dev/egress: "colour" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{within: other}"}, false, `shapectl.dev/egress: "within" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, `shapectl.dev/egress: "cluster-safe" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: "cluster" is not possible here; use ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
+		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, `shapectl.dev/egress: "note" is not possible here; use ` + only + shadow},
 	} {
 		l, err := limitOf(test.a, "egress", test.namespace)
 		got := "nothing"
@@ -169,18 +174,25 @@ func TestAnnotations(t *testing.T) {
 // A fake API server: the annotation of a pod changes, and then the rate of its rule. There is a pod of that name on another node.
 func TestFollow(t *testing.T) {
 	r := newRig(t)
-	r.start("va", "shop/web", policy.MaxRate, "")
-	client := fake.NewClientset(namespace("shop", nil), pod("shop", "web", nil))
+	client := fake.NewClientset(namespace("shop", annotations{"shapectl.dev/egress": "50mbit"}), pod("shop", "web", nil))
 	ctx, stop := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
+	var sends []string
 	go func() {
 		defer stop()
-		for _, rate := range []string{"10M", "20M"} {
-			if _, err := client.CoreV1().Pods("shop").Update(ctx, pod("shop", "web", annotations{"kubernetes.io/ingress-bandwidth": rate}), metav1.UpdateOptions{}); err != nil {
+		for _, rate := range []string{"", "10M", "20M"} {
+			web := pod("shop", "web", annotations{"kubernetes.io/ingress-bandwidth": rate})
+			if rate == "" { // shapectl-cni limits a pod that waits for its first container
+				time.Sleep(3 * between / 2)
+				r.host.Do(func() error { r.start("va", "shop/web", policy.MaxRate, ""); return nil })
+				web.Annotations, web.Status.PodIP = nil, "10.0.0.1"
+			}
+			if _, err := client.CoreV1().Pods("shop").Update(ctx, web, metav1.UpdateOptions{}); err != nil {
 				failed <- err
 				return
 			}
 			time.Sleep(2 * between)
+			r.host.Do(func() error { sends = append(sends, r.pools()["va ingress"]); return nil })
 		}
 		failed <- nil
 	}()
@@ -191,6 +203,9 @@ func TestFollow(t *testing.T) {
 	}
 	if got := r.pools()["va egress"]; !strings.HasPrefix(got, "20mbit") {
 		t.Errorf("the pod receives %s", got)
+	}
+	if !strings.Contains(sends[0], "within pool") {
+		t.Errorf("the pod sends %s", sends[0])
 	}
 }
 
@@ -238,8 +253,12 @@ func TestPod(t *testing.T) {
 	host.Spec.HostNetwork = true
 	r.pod(host)
 	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
-	r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
-	r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+	for range 2 { // deleted, and created again with the same fault
+		r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
+		r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+		r.podStore.Delete(pod("shop", "late", nil))
+		r.expect("")
+	}
 }
 
 func TestNamespace(t *testing.T) {
@@ -249,17 +268,22 @@ func TestNamespace(t *testing.T) {
 	r.start("vb", "shop/b", policy.MaxRate, "")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{within: uplink}"})) // which must not escape
-	r.expect("shop/b egress: shapectl.dev/egress: an annotation cannot have within",
+	r.expect(`shop/b egress: shapectl.dev/egress: "within" is not possible here`,
 		"namespace shop egress: 50mbit", "va egress: 400gbit",
 		`va ingress: 20mbit (2.5 MB/s), burst 750 kB (300 ms), within pool "namespace shop egress", 10mbit of it guaranteed, weight 3`,
 		`vb ingress: within pool "namespace shop egress"`)
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 45mbit}"})) // there is no room
 	r.expect("shop/b egress: 400gbit", "vb ingress: within pool")
+	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, weight: 3}"})) // which makes some
+	r.expect("", "vb ingress: 45mbit of it guaranteed")
+	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.cluster = true // and no guarantees any more
 	r.expect("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight",
 		`namespace shop egress: for all hosts of cluster "namespace shop egress" together`)
 	r.namespace("shop", annotations{"shapectl.dev/egress": "fast"})
-	r.expect("namespace shop egress: shapectl.dev/egress: rate", "namespace shop egress: 50mbit")
+	r.start("vc", "shop/c", policy.MaxRate, "")
+	r.pod(pod("shop", "c", nil))
+	r.expect("namespace shop egress: shapectl.dev/egress: rate", "namespace shop egress: 50mbit", `vc ingress: within pool "namespace shop egress"`)
 	r.cluster = false
 	r.namespace("shop", annotations{"shapectl.dev/egress": "{guarantee: 1mbit}"})
 	r.expect("namespace shop egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
@@ -301,24 +325,37 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// Pods of two networks, one of which has a pool for all of its pods on the node.
+// Pods of two networks, one of which has a pool of the operator for all of its pods on the node. Annotations reach no part of that,
+// and lift it for nobody.
 func TestNetworks(t *testing.T) {
 	r := newRig(t)
-	r.start("va", "shop/a", policy.MaxRate, "")
 	n, err := loader.WriteFirst(r.options)
 	testenv.Must(t, err)
-	uplink, err := policy.Limit{Rate: 1e9}.Pool("uplink")
-	testenv.Must(t, err)
-	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: []policy.Rule{uplink}})
+	var pools []policy.Rule
+	for _, name := range []string{"uplink", "namespace shop ingress"} {
+		pool, err := policy.Limit{Rate: 1e9}.Pool(name)
+		testenv.Must(t, err)
+		pools = append(pools, pool)
+	}
+	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: pools})
 	testenv.Must(t, err)
 	n.Close()
+	r.start("va", "shop/a", policy.MaxRate, "")
 	r.start("vb", "shop/b", policy.MaxRate, "uplink")
 	r.pod(pod("shop", "a", nil))
-	r.pod(pod("shop", "b", nil))
-	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit"})
-	r.expect("", `namespace shop egress: within pool "uplink"`, `va ingress: within pool "namespace`, `vb ingress: within pool "namespace`)
+	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 999mbit, weight: 256}"}))
 	r.namespace("shop", nil)
-	r.expect("", "namespace shop egress: none", `vb ingress: within pool "uplink"`)
+	r.expect("guarantee and weight count within the limit of the namespace, which has none", `vb ingress: 400gbit (50 GB/s), burst 15 GB (300 ms), within pool "uplink"`)
+	r.pod(pod("shop", "b", nil))
+	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit", "shapectl.dev/ingress": "50mbit"})
+	r.expect(`another pool is called "namespace shop ingress"; remove it, or give it another name`, "namespace shop ingress: 1gbit")
+	r.expect("", "namespace shop egress: 50mbit", `va ingress: within pool "namespace shop egress"`,
+		`namespace shop egress within uplink: 50mbit (6.25 MB/s), burst 1.875 MB (300 ms), within pool "uplink"`, `vb ingress: within pool "namespace shop egress within uplink"`)
+	r.namespace("shop", nil)
+	r.expect("", "namespace shop egress: none", "namespace shop egress within uplink: none", `vb ingress: within pool "uplink"`)
+	if got := r.pools()["va ingress"]; strings.Contains(got, "within") {
+		t.Errorf("va ingress: %s", got)
+	}
 }
 
 // Hundreds of pods change at one moment.

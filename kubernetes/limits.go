@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -22,7 +20,7 @@ const (
 
 // limitOf is what annotations of a pod or a namespace ask for in a direction; nil for nothing.
 func limitOf(annotations map[string]string, direction string, namespace bool) (*policy.Limit, error) {
-	var l policy.Limit
+	var d policy.Draft
 	key := fmt.Sprintf(standardAnnotation, direction)
 	text, standard := annotations[key]
 	if standard = standard && !namespace; standard {
@@ -30,7 +28,10 @@ func limitOf(annotations map[string]string, direction string, namespace bool) (*
 		if err != nil || quantity.Sign() <= 0 {
 			return nil, fmt.Errorf("%s %.64q is not a rate; write bits per second, such as 10M", key, text)
 		}
-		l.Rate = min(max(policy.Rate(quantity.Value()), policy.MinRate), policy.MaxRate)
+		d.Rate = policy.MaxRate
+		if quantity.CmpInt64(int64(d.Rate)) < 0 { // else Value may overflow
+			d.Rate = max(policy.Rate(quantity.Value()), policy.MinRate)
+		}
 	}
 	key = fmt.Sprintf(annotation, direction)
 	text, ours := annotations[key]
@@ -41,24 +42,20 @@ func limitOf(annotations map[string]string, direction string, namespace bool) (*
 	switch {
 	case !ours:
 	case strings.ContainsAny(text, "{:"):
-		if err := yaml.Unmarshal([]byte(text), &options); err != nil {
+		if err := yaml.Load([]byte(text), &options); err != nil {
 			return nil, fmt.Errorf("%s %.64q is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}", key, text)
 		}
 	default:
 		options["rate"] = strings.TrimSpace(text)
 	}
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		// Whoever may annotate a pod must not reach the limits of others.
-		o := policy.FindOption(name)
-		if o != nil && (o.RuleOnly || o.Label || o.Fact || o.Name == "within" || o.PoolOnly && !(namespace && strings.HasPrefix(o.Name, "cluster-"))) {
-			return nil, fmt.Errorf("%s: an annotation cannot have %s; remove it", key, o.Name)
-		}
-		if err := l.Set(name, options[name]); err != nil {
-			return nil, fmt.Errorf("%s: %w", key, err)
-		}
+	err := d.GiveAll(options, func(o *policy.Option) bool { // whoever may annotate a pod must not reach the limits of others
+		return !o.RuleOnly && !o.Label && !o.Fact && o.Name != "within" && (!o.PoolOnly || namespace && strings.HasPrefix(o.Name, "cluster-"))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	if l.Rate = cmp.Or(l.Rate, policy.MaxRate); l.Rate == policy.Unlimited { // a pool always has a rate
-		l.Rate = policy.MaxRate
+	if d.Rate = cmp.Or(d.Rate, policy.MaxRate); d.Rate == policy.Unlimited { // a pool always has a rate
+		d.Rate = policy.MaxRate
 	}
-	return &l, nil
+	return &d.Limit, nil
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -50,6 +52,9 @@ func parse(stdin []byte) (c network, result *current.Result, err error) {
 	if err = json.Unmarshal(stdin, &c); err != nil {
 		return c, nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not valid", err.Error())
 	}
+	if interfaces, _ := c.RawPrevResult["interfaces"].([]any); slices.Contains(interfaces, nil) {
+		return c, nil, types.NewError(types.ErrDecodingFailure, "an interface of prevResult is null", "")
+	}
 	if c.RawPrevResult != nil {
 		if err = spec.ParsePrevResult(&c.PluginConf); err == nil {
 			result, err = current.NewResultFromResult(c.PrevResult)
@@ -66,7 +71,7 @@ type pod struct {
 }
 
 // note is the note of pools that belong to a network.
-func (c *network) note() string { return "cni " + c.Name }
+func (c *network) note() string { return policy.CNINote + c.Name }
 
 // noteOf is the note of pools and rules of an attachment, by which DEL and GC find them.
 func (c *network) noteOf(container, device string) string {
@@ -91,9 +96,9 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 	return p
 }
 
-// limits returns the pools that a pod may need, and its rules on a host's device; nil for none. Notices say what differs from what
-// is asked for.
-func (c *network) limits(p pod, device string) (tables []policy.Table, notices []string, err error) {
+// limits returns the pools that a pod may need, and its rules on its device on the host, which it looks for; nil for none. Notices
+// say what differs from what is asked for.
+func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []policy.Table, notices []string, err error) {
 	asked := c.bandwidth
 	if asked.IngressRate|asked.IngressBurst|asked.EgressRate|asked.EgressBurst == 0 {
 		asked = c.RuntimeConfig.Bandwidth
@@ -107,6 +112,7 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 		shaped = []string{policy.Any}
 	}
 	var pools []policy.Rule
+	device := ""
 	for _, side := range []struct {
 		name        string
 		direction   policy.Direction
@@ -120,19 +126,28 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 		if side.rate == 0 && side.burst != 0 {
 			return nil, nil, fmt.Errorf("%sBurst needs %sRate; give both, or leave both out", side.name, side.name)
 		}
-		if side.rate == 0 && len(side.options) == 0 {
+		if side.rate == 0 && side.options == nil {
 			continue
+		}
+		if device == "" {
+			if device, err = hostDevice(); err != nil {
+				return nil, nil, err
+			}
 		}
 		limit, err := p.limit(side.options)
 		switch {
 		case side.rate != 0:
 			limit.Rate = policy.Rate(side.rate)
-		case limit.Rate == 0:
+		case limit.Rate == 0, limit.Rate == policy.Unlimited:
 			limit.Rate = policy.MaxRate // only the pools above limit it
 		}
-		if limit.Rate < policy.MinRate {
+		switch {
+		case limit.Rate < policy.MinRate:
 			limit.Rate = policy.MinRate
 			notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", side.name, side.rate))
+		case limit.Rate > policy.MaxRate:
+			limit.Rate = policy.MaxRate
+			notices = append(notices, fmt.Sprintf("%sRate %d is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", side.name, side.rate))
 		}
 		if side.burst > 0 && side.burst < noBurst {
 			bytes := max(side.burst/8, policy.MinCapacity)
@@ -150,14 +165,14 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 			return nil, nil, fmt.Errorf("%s: %w", side.name, err)
 		}
 		pools = append(pools, pool)
-		rules, err := p.rules(policy.Limit{Within: policy.Within(pool.Label.Name)}, shaped)
-		exempt, err2 := p.rules(policy.Limit{Rate: policy.Unlimited}, unshaped)
-		if err := cmp.Or(err, err2); err != nil {
+		byNetwork := map[netip.Prefix]policy.Rule{}
+		err = cmp.Or(p.rules(byNetwork, policy.Limit{Within: policy.Within(pool.Label.Name)}, shaped),
+			p.rules(byNetwork, policy.Limit{Rate: policy.Unlimited}, unshaped))
+		if err != nil {
 			return nil, nil, err
 		}
-		rules = append(exempt, rules...)
+		rules := slices.Collect(maps.Values(byNetwork))
 		policy.SortRules(rules)
-		rules = slices.CompactFunc(rules, func(a, b policy.Rule) bool { return a.Prefix == b.Prefix })
 		tables = append(tables, policy.Table{Device: device, Direction: side.direction, Match: side.match, Rules: rules})
 	}
 	if tables == nil {
@@ -180,28 +195,38 @@ func (c *network) limits(p pod, device string) (tables []policy.Table, notices [
 }
 
 // inNamespace writes the namespace of a pod into the name of a pool.
-func (p pod) inNamespace(s string) string { return strings.ReplaceAll(s, "{namespace}", p.ns) }
+func (p pod) inNamespace(s string) string {
+	if name := strings.ReplaceAll(s, "{namespace}", p.ns); name != s {
+		return policy.ShortName(name)
+	}
+	return s
+}
 
 // limit makes a limit of options.
-func (p pod) limit(o options) (l policy.Limit, err error) {
-	for key, value := range o {
-		err = cmp.Or(err, l.Set(key, p.inNamespace(value)))
+func (p pod) limit(of options) (policy.Limit, error) {
+	var d policy.Draft
+	for key, value := range of {
+		of[key] = p.inNamespace(value)
 	}
-	return l, err
+	err := d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
+	return d.Limit, err
 }
 
 // rules gives networks a limit each.
-func (p pod) rules(l policy.Limit, networks []string) (rules []policy.Rule, err error) {
+func (p pod) rules(byNetwork map[netip.Prefix]policy.Rule, l policy.Limit, networks []string) error {
 	l.Name, l.Note = p.name, p.note
 	for _, text := range networks {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			text = prefix.Masked().String() // as in the reference plugin
+		}
 		prefixes, err := policy.ParseNetworks(text)
 		for _, prefix := range prefixes {
 			r, failed := l.Rule(prefix)
-			rules, err = append(rules, r), cmp.Or(err, failed)
+			byNetwork[prefix], err = r, cmp.Or(err, failed)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return rules, nil
+	return nil
 }

@@ -65,8 +65,8 @@ func (r *rig) command(command, conf string, p testPod, version string) *exec.Cmd
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+r.bpffs, "CNI_COMMAND="+command, "CNI_CONTAINERID=id-"+p.name, "CNI_IFNAME=eth0", "CNI_PATH=/",
 		"CNI_NETNS=/run/netns/"+p.name, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name)
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "shapectl-cni", %s, "prevResult": {"cniVersion": %[1]q, "interfaces": [
-		{"name": "br0"}, {"name": %[3]q}, {"name": "eth0", "sandbox": "/run/netns/%[4]s"}], "ips": []}}`, version, conf, p.device, p.name))
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "shapectl-cni", "prevResult": {"cniVersion": %[1]q, "interfaces": [
+		{"name": "br0"}, {"name": %q}, {"name": "eth0", "sandbox": "/run/netns/%s"}], "ips": []}, %s}`, version, p.device, p.name, conf))
 	return cmd
 }
 
@@ -110,6 +110,15 @@ func (r *rig) tables() string {
 	return text.String()
 }
 
+// put does what 'shapectl set' does.
+func (r *rig) put(t policy.Table) {
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs})
+	testenv.Must(r.t, err)
+	defer n.Close()
+	_, err = n.Put(loader.ApplyOptions{}, t)
+	testenv.Must(r.t, err)
+}
+
 func (r *rig) wantTables(want string) {
 	r.t.Helper()
 	if got := r.tables(); strings.TrimSpace(got) != strings.TrimSpace(want) {
@@ -121,6 +130,9 @@ func (r *rig) wantTables(want string) {
 func TestAddDel(t *testing.T) {
 	r := newRig(t)
 	p := r.pod(1)
+	full := t.TempDir()
+	testenv.Must(t, os.WriteFile(full+"/file", nil, 0o600))
+	(&rig{t, r.host, full}).run("STATUS", limits, p, "which a mount would hide")
 	r.run("STATUS", limits, p, "")
 	r.run("CHECK", limits, p, "has no limit")
 	out, _ := r.run("ADD", limits, p, "")
@@ -147,6 +159,31 @@ veth1 ingress by dst ::/0: veth1 ingress shop/%[1]s`, p.name)
 	r.run("DEL", limits, p, "")
 	r.run("DEL", limits, p, "")
 	r.wantEmpty()
+
+	p = r.pod(2)
+	r.run("ADD", limits, p, "")
+	for _, pin := range testenv.Pins(t, r.bpffs) { // as another version might have left it
+		if strings.HasSuffix(pin, "/leases") {
+			testenv.Must(t, os.Remove(pin))
+		}
+	}
+	for _, command := range []string{"ADD", "CHECK", "STATUS"} {
+		r.run(command, limits, p, "flush --all")
+	}
+	r.run("DEL", limits, p, "")
+}
+
+// The other end of a pod's veth pair may be in a namespace where its index is that of another device of the host.
+func TestBehindAnotherNamespace(t *testing.T) {
+	r := newRig(t)
+	testenv.AddLink(t, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}})
+	name, netns := testenv.NewNamedNetns(t)
+	_, third := testenv.NewNamedNetns(t)
+	testenv.Must(t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "veth1", Index: testenv.Link(t, "br0").Attrs().Index, Namespace: netlink.NsFd(third.FD())},
+		PeerName:  "eth0", PeerNamespace: netlink.NsFd(netns.FD()),
+	}))
+	r.run("ADD", limits, testPod{name, "br0"}, "is no veth whose other end an earlier plugin has made on the host")
 }
 
 func (r *rig) wantEmpty() {
@@ -163,19 +200,27 @@ func TestSameDevice(t *testing.T) {
 	r.run("ADD", limits, old, "")
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, old.device)))
 	p := r.pod(1)
-	n, err := loader.Write(loader.Options{BPFFS: r.bpffs})
-	testenv.Must(t, err)
 	rule, err := (policy.Limit{Rate: 9e6}).Rule(policy.Everything[0])
 	testenv.Must(t, err)
-	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Device: p.device, Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule}})
-	n.Close()
-	testenv.Must(t, err)
+	theirs := policy.Table{Device: p.device, Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule}}
+	r.put(theirs)
 	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), p, "")
 	r.run("DEL", limits, old, "")
 	if got := r.tables(); strings.Contains(got, old.name) || strings.Count(got, "4mbit") != 1 || strings.Count(got, p.name) != 6 {
 		t.Errorf("in force is\n%s", got)
 	}
 	r.run("CHECK", limits, p, "")
+
+	link := testenv.Link(t, p.device) // renamed, its pools keep the name
+	testenv.Must(t, netlink.LinkSetName(link, "renamed"))
+	q := r.pod(1)
+	r.put(theirs)
+	r.run("ADD", limits, q, "the device of another pod was called veth1 before")
+	r.run("DEL", limits, p, "")
+	if got := r.tables(); !strings.Contains(got, "veth1 egress by dst 0.0.0.0/0") || strings.Contains(got, p.name) {
+		t.Errorf("in force is\n%s", got)
+	}
+	r.run("ADD", limits, q, "")
 }
 
 // While a policy is not confirmed, pods come and go, and its revert concerns none of them.
@@ -200,6 +245,7 @@ func TestPending(t *testing.T) {
 	n.Close()
 	testenv.Must(t, err)
 	r.run("ADD", limits, p, "")
+	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), before, `"code": 11`)
 	r.run("DEL", limits, before, "")
 	n, err = loader.Write(loader.Options{BPFFS: r.bpffs})
 	testenv.Must(t, err)
@@ -221,14 +267,11 @@ func TestNodePool(t *testing.T) {
 	}
 	p, q := r.pod(1), r.pod(2)
 	r.run("ADD", conf("1mbit"), p, "")
-	n, err := loader.Write(loader.Options{BPFFS: r.bpffs})
-	testenv.Must(t, err)
 	pool, err := policy.Limit{Rate: 2e9, Note: "cni net"}.Pool("node")
 	testenv.Must(t, err)
-	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Rules: []policy.Rule{pool}})
-	n.Close()
-	testenv.Must(t, err)
-	r.run("ADD", conf("1mbit"), q, "")
+	r.put(policy.Table{Rules: []policy.Rule{pool}})
+	ofOther := conf("1mbit") + `, "name": "other"` // network
+	r.run("ADD", ofOther, q, "")
 	r.run("ADD", conf("3mbit"), p, "")
 	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || !strings.Contains(got, "pool veth1 egress: 3mbit") {
 		t.Errorf("in force is\n%s", got)
@@ -237,13 +280,45 @@ func TestNodePool(t *testing.T) {
 	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || strings.Contains(got, "veth1") {
 		t.Errorf("in force is\n%s", got)
 	}
-	r.run("DEL", conf("1mbit"), q, "")
+	r.run("DEL", ofOther, q, "")
+	r.wantEmpty()
+}
+
+// A pod gets into the pool of its namespace that shapectl-kubernetes has made for another one.
+func TestNamespacePool(t *testing.T) {
+	r := newRig(t)
+	p, q := r.pod(1), r.pod(2)
+	r.run("ADD", limits, p, "")
+	var pools []policy.Rule
+	for _, l := range []policy.Limit{
+		{Rate: 1e9, Note: policy.NamespaceNote, Name: policy.NamespacePool("shop", "egress", "")},
+		{Rate: 2e6, Within: "namespace shop egress", Owner: policy.Owner{Device: "veth1", Direction: policy.Ingress}, Note: "cni net id-" + p.name + " eth0", Name: "veth1 ingress"},
+	} {
+		pool, err := l.Pool(l.Name)
+		testenv.Must(t, err)
+		pools = append(pools, pool)
+	}
+	r.put(policy.Table{Rules: pools})
+	r.run("ADD", limits, q, "")
+	for line := range strings.Lines(r.tables()) {
+		if in := strings.HasPrefix(line, "pool veth2 ingress: "); in != (strings.Contains(line, "within=") && !strings.Contains(line, "veth1")) {
+			t.Errorf("in force is %s", line)
+		}
+	}
+	r.run("CHECK", limits, q, "")
+	r.run("DEL", limits, p, "")
+	r.run("DEL", limits, q, "")
 	r.wantEmpty()
 }
 
 func TestConfigurations(t *testing.T) {
 	r := newRig(t)
 	p := r.pod(1)
+	long, short := strings.Repeat("n", 61)+"{namespace}", policy.ShortName(strings.Repeat("n", 61)+"shop")
+	const most = `
+pool veth1 egress: 400gbit NOTE capacity=15000000000b excess=drop
+veth1 egress by src 0.0.0.0/0: veth1 egress NAME
+veth1 egress by src ::/0: veth1 egress NAME`
 	for _, c := range []struct{ name, conf, want, says, refused string }{
 		{"nothing", `"ingressRate": 0`, "", "", ""},
 		{"of the runtime", `"runtimeConfig": {"bandWidth": {"ingressRate": 1000000, "ingressBurst": 2147483647}}`, `
@@ -254,7 +329,10 @@ veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
 pool veth1 ingress: 8kbit NOTE capacity=1514b excess=drop
 veth1 ingress by dst 0.0.0.0/0: veth1 ingress NAME
 veth1 ingress by dst ::/0: veth1 ingress NAME`, "egressRate 800 is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", ""},
-		{"shaped", `"ingressRate": 1000000, "ingressBurst": 400000, "shapedSubnets": ["10.0.0.0/8", "fd00::/8"]`, `
+		{"above the most", `"ingressRate": 500000000000`, most, "ingressRate 500000000000 is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", ""},
+		{"unlimited", `"ingress": {"rate": "unlimited"}`, most, "", ""},
+		{"no options", `"ingress": {}`, most, "", ""},
+		{"shaped", `"ingressRate": 1000000, "ingressBurst": 400000, "shapedSubnets": ["10.0.0.1/8", "fd00::/8"]`, `
 pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
 veth1 egress by src 10.0.0.0/8: veth1 egress NAME
 veth1 egress by src fd00::/8: veth1 egress NAME`, "", ""},
@@ -270,8 +348,22 @@ pool node: 1gbit cni net capacity=37500000b share=member excess=drop
 pool ns shop: 100mbit cni net capacity=3750000b within=node excess=drop
 veth1 egress by src 0.0.0.0/0: veth1 egress NAME
 veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+		{"all unshaped", `"ingressRate": 1000000, "ingressBurst": 400000, "unshapedSubnets": ["10.0.0.0/8", "0.0.0.0/0"` + strings.Repeat(`, "9.0.0.0/8"`, 9) + `]`, `
+pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
+veth1 egress by src 0.0.0.0/0:  NAME
+veth1 egress by src 9.0.0.0/8:  NAME
+veth1 egress by src 10.0.0.0/8:  NAME
+veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+		{"long name", `"ingressRate": 1000000, "ingressBurst": 400000, "ingress": {"within": "` + long + `"}, "pools": {"` + long + `": {"rate": "1gbit"}}`, `
+pool veth1 egress: 1mbit NOTE capacity=50000b within=` + short + ` excess=drop
+pool ` + short + `: 1gbit cni net capacity=37500000b excess=drop
+veth1 egress by src 0.0.0.0/0: veth1 egress NAME
+veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+		{"not valid", `"ingress": 5`, "", "", "the network configuration is not valid"},
+		{"no interface", limits + `, "prevResult": {"interfaces": [null]}`, "", "", "an interface of prevResult is null"},
 		{"no such pool", `"ingress": {"within": "nowhere"}`, "", "", "there is no such pool"},
-		{"no such option", `"ingress": {"colour": "red"}`, "", "", "is unknown"},
+		{"no such option", `"ingress": {"colour": "red"}`, "", "", "is not possible here; use rate, "},
+		{"twice", `"ingress": {"rate": "1mbit", "cir": "2mbit"}`, "", "", "rate is given twice; remove one of them"},
 		{"no rate", `"ingressBurst": 1`, "", "", "ingressBurst needs ingressRate"},
 		{"both", limits + `, "shapedSubnets": ["::/0"], "unshapedSubnets": ["::/0"]`, "", "", "exclude each other"},
 		{"no network", limits + `, "shapedSubnets": ["here"]`, "", "", "here"},

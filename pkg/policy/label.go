@@ -59,6 +59,24 @@ func ShortName(s string) string {
 	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
 }
 
+const (
+	CNINote       = "cni "                 // begins the notes of what shapectl-cni makes
+	NamespaceNote = "kubernetes namespace" // is that of the pools of namespaces, which shapectl-kubernetes makes
+)
+
+// PodDirections are the directions of the host's end of a pod's veth pair, in the words of annotations.
+var PodDirections = map[Direction]string{Egress: "ingress", Ingress: "egress"}
+
+// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of annotations. Networks may have
+// pools for their pods, so there is one within each of these.
+func NamespacePool(namespace, direction string, within Within) string {
+	name := "namespace " + namespace + " " + direction
+	if within != "" {
+		name += " within " + string(within)
+	}
+	return ShortName(name)
+}
+
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.
 type LineOf string
 
