@@ -214,8 +214,8 @@ type goal struct {
 	absent, unmatched []string // devices, and patterns that match no device
 }
 
-func goalOf(f *policyfile.File) (g goal, err error) {
-	devices, err := policyDevices(f)
+func goalOf(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
+	devices, err := policyDevices(n, f)
 	if err != nil {
 		return g, err
 	}
@@ -317,9 +317,17 @@ func (e *env) warn(f *policyfile.File) {
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
-func policyDevices(f *policyfile.File) ([]policyfile.Device, error) {
+func policyDevices(n *loader.Namespace, f *policyfile.File) ([]policyfile.Device, error) {
 	all, err := netinfo.Devices()
-	all = append(all, netinfo.Cgroups(f.Cgroups())...)
+	cgroups := netinfo.Cgroups(f.Cgroups())
+	hooks, _ := n.Hooks()
+	defer loader.CloseHooks(hooks)
+	for _, h := range hooks {
+		if h.Device.IsCgroup() && !slices.ContainsFunc(cgroups, func(d netinfo.Device) bool { return d.Name == h.Device.Name }) {
+			cgroups = append(cgroups, h.Device) // which nobody sees here
+		}
+	}
+	all = append(all, cgroups...)
 	var neighbours map[int]map[policy.MAC][]netip.Addr
 	if macs := f.MACs(); len(macs) > 0 && err == nil {
 		neighbours, err = netinfo.ListNeighbours(macs)
@@ -338,7 +346,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, err := goalOf(f.File)
+		want, err := goalOf(n, f.File)
 		if err != nil {
 			return err
 		}
@@ -360,7 +368,7 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		devices, err := policyDevices(f.File) // some may have come or gone
+		devices, err := policyDevices(n, f.File) // some may have come or gone
 		if err != nil {
 			return err
 		}

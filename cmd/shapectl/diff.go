@@ -44,7 +44,7 @@ func (e *env) diff(name string, summary bool) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, err := goalOf(f)
+		want, err := goalOf(n, f)
 		if err != nil {
 			return err
 		}

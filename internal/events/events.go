@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -63,6 +64,8 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 			err = s.packet(e)
 		case <-s.arrivals.More():
 			err = s.follow()
+		case <-s.cgroups.More():
+			err = s.follow()
 		case <-look.C:
 			if err = s.followMaps(); err == nil {
 				err = s.look()
@@ -83,6 +86,7 @@ type session struct {
 	Options
 	on       func(report.Event)
 	arrivals *netinfo.Arrivals
+	cgroups  netinfo.CgroupArrivals
 	devices  devices
 
 	store      *maps.Store // nil where there are no rules, or those of another layout
@@ -118,6 +122,9 @@ func (s *session) begin() error {
 		s.change.look(s.store, func(report.Event) {})
 	}
 	if err := s.lookAtRules(); err != nil {
+		return err
+	}
+	if err := s.followCgroups(); err != nil {
 		return err
 	}
 	s.lookAtLeases()
@@ -209,6 +216,7 @@ func (s *session) closeStore() {
 func (s *session) close() {
 	s.closeStore()
 	s.arrivals.Close()
+	s.cgroups.Close()
 }
 
 // report calls OnProblem for errors that may pass, and returns others.
@@ -347,5 +355,5 @@ func (s *session) look() error {
 	err := s.lookAtRules()
 	s.lookAtLeases()
 	s.newcomers()
-	return err
+	return cmp.Or(err, s.followCgroups())
 }

@@ -216,12 +216,18 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 		return all, nil
 	}
 	dev, err := netinfo.DeviceByName(t.Device)
-	if errors.Is(err, netinfo.ErrNoDevice) {
-		return all, nil // it was deleted meanwhile
-	}
 	var h *Hook
-	if err == nil {
-		h, err = n.Find(dev.Name, t.Direction)
+	if unseen := errors.Is(err, netinfo.ErrNoDevice); err == nil || unseen {
+		h, err = n.Find(t.Device, t.Direction)
+		if unseen && h != nil {
+			dev = h.Device // a cgroup
+		}
+		if unseen && dev.Index == 0 { // it was deleted meanwhile
+			if h != nil {
+				h.Close()
+			}
+			return all, err
+		}
 	}
 	if err == nil && h == nil && o.returns != nil && o.returns(dev.Name) {
 		h, err = n.left(t)
@@ -243,8 +249,8 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 func (n planner) left(t policy.Table) (left *Hook, err error) {
 	hooks, err := n.Hooks(netinfo.Device{Name: t.Device})
 	for _, h := range hooks {
-		if left == nil && err == nil && h.State == Gone && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
-			left = h
+		if left == nil && err == nil && (h.State == Gone || h.Device.IsCgroup()) && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
+			left, h.State = h, Gone
 		} else {
 			h.Close()
 		}
