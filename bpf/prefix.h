@@ -194,12 +194,31 @@ static __always_inline __u32 find_mark(struct __sk_buff *skb, __u64 kind, __u32 
 	return value ? find6(skb, bpf_cpu_to_be64(1ULL << 56), bpf_cpu_to_be64(kind << 32 | value), MARK_LENGTH, phase) : 0;
 }
 
-/* The id plus one of the rule for the packet's mark, else for its outermost VLAN tag, or 0. */
+/* Iteration over VLAN tags in a frame. Linux skips those without an id. */
+struct vids {
+	struct __sk_buff *skb;
+	__u32 at;
+	__u32 id;
+};
+
+static long next_vid(__u64 i, struct vids *w)
+{
+	__be16 tag[2];
+
+	(void)i;
+	if (w->id || bpf_skb_load_bytes(w->skb, w->at, tag, sizeof(tag)) || !is_tag(tag[0]))
+		return 1;
+	w->at += VLAN_BYTES;
+	w->id = bpf_ntohs(tag[1]) & 0xfff;
+	return 0;
+}
+
+/* The id plus one of the rule for the packet's mark, else for its outermost VLAN, or 0. */
 __noinline __u32 match_mark(struct __sk_buff *skb, __u32 phase)
 {
 	const struct view *view = view_of(skb);
-	__be16 tag[2] = {};
-	__u32 id, vlan = 0;
+	struct vids w = { .skb = skb, .at = 2 * ETH_ALEN };
+	__u32 id;
 
 	if (!view->use[READ_ONCE(view->version) & 1].marks)
 		return 0;
@@ -207,10 +226,10 @@ __noinline __u32 match_mark(struct __sk_buff *skb, __u32 phase)
 	if (id)
 		return id;
 	if (skb->vlan_present)
-		vlan = skb->vlan_tci;
-	else if (HOOK(l2_bytes) && !bpf_skb_load_bytes(skb, 2 * ETH_ALEN, tag, sizeof(tag)) && is_tag(tag[0]))
-		vlan = bpf_ntohs(tag[1]);
-	return find_mark(skb, 2, vlan & 0xfff, phase);
+		w.id = skb->vlan_tci & 0xfff;
+	if (HOOK(l2_bytes))
+		bpf_loop(MAX_TAGS, next_vid, &w, 0);
+	return find_mark(skb, 2, w.id, phase);
 }
 
 /* The id plus one of the matching rule of those that exist in a phase, or 0. */

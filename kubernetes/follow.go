@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"maps"
 	"slices"
@@ -15,8 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -25,9 +29,6 @@ import (
 )
 
 const (
-	cniNote       = "cni " // begins the notes of what shapectl-cni makes
-	namespaceNote = "kubernetes namespace"
-
 	// between is the least time between two looks at the limits, for which other commands wait.
 	between = time.Second
 	// again is when to look although nothing has changed: shapectl-cni may have limited a pod later than it appeared.
@@ -42,14 +43,8 @@ type follower struct {
 	pods       listers.PodLister
 	namespaces listers.NamespaceLister
 
-	told   map[string]string // the last message about a pod or namespace
-	before map[string]before // by pool and its note
-}
-
-// before is the limit that a pod had before it had an annotation, if that is known.
-type before struct {
-	limit     policy.Rule
-	annotated bool
+	events        record.EventRecorder
+	told, telling map[string]string // messages about pods and namespaces, of the last look and of this one
 }
 
 // run follows pods until ctx ends. Limits stay as they are while the API server does not answer.
@@ -64,14 +59,11 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { notify() },
 		DeleteFunc: func(any) { notify() },
-		UpdateFunc: func(old, now any) {
-			pod, isPod := old.(*corev1.Pod) // which has its limit from shapectl-cni once it runs
-			if isPod && pod.Status.Phase != now.(*corev1.Pod).Status.Phase ||
-				!maps.Equal(old.(metav1.Object).GetAnnotations(), now.(metav1.Object).GetAnnotations()) {
-				notify()
-			}
-		},
+		UpdateFunc: func(any, any) { notify() }, // any status of a pod may be the first one after shapectl-cni has limited it
 	}
+	events := record.NewBroadcaster()
+	events.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	f.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "shapectl", Host: f.node})
 	ofNode := fields.OneTermEqualSelector("spec.nodeName", f.node).String()
 	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = ofNode }))
 	all := informers.NewSharedInformerFactory(client, 0)
@@ -105,22 +97,23 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// tell logs an error about something, once. Without an error there may be another one later.
-func (f *follower) tell(what string, err error) {
-	switch {
-	case err == nil:
-		delete(f.told, what)
-	case f.told[what] != err.Error():
-		f.told[what] = err.Error()
-		log.Print(strings.TrimPrefix(what+": ", ": "), err)
+// tell logs an error about something, unless the last look did, and makes it an event of pods.
+func (f *follower) tell(what string, err error, pods ...*corev1.Pod) {
+	if err == nil {
+		return
 	}
+	if f.told[what] != err.Error() {
+		log.Print(strings.TrimPrefix(what+": ", ": "), err)
+		for _, pod := range pods {
+			f.events.Event(pod, corev1.EventTypeWarning, "Limit", what+": "+err.Error())
+		}
+	}
+	f.telling[what] = err.Error()
 }
-
-// directions are those of a pod's device, in the words of annotations.
-var directions = map[policy.Direction]string{policy.Egress: "ingress", policy.Ingress: "egress"}
 
 // sync changes the limits of pods and namespaces that are not as annotations say.
 func (f *follower) sync() error {
+	defer func() { f.told, f.telling = f.telling, map[string]string{} }()
 	listed, err := f.pods.List(labels.Everything())
 	if err != nil {
 		return err
@@ -142,78 +135,64 @@ func (f *follower) sync() error {
 	}
 	podOf := map[string]*corev1.Pod{} // by their pools
 	var pools []policy.Rule
-	for i, t := range tables {
+	for _, t := range tables {
 		if t.IsPools() {
-			pools = policy.WithoutGuarantees(tables[i : i+1])[0].Rules // a guarantee may wait for room
+			pools = t.Rules
 		}
 		for _, r := range t.Rules {
-			if !r.Pool && strings.HasPrefix(r.Label.Note, cniNote) {
+			if !r.Pool && strings.HasPrefix(r.Label.Note, policy.CNINote) {
 				podOf[string(r.Within)] = pods[r.Label.Name]
 			}
 		}
 	}
-	groups := map[policy.Within]policy.Rule{} // the pools of namespaces
+	all := map[policy.Within]policy.Rule{} // the pools by name
 	for _, p := range pools {
-		if p.Label.Note == namespaceNote {
-			groups[policy.Within(p.Label.Name)] = p
-		}
+		all[policy.Within(p.Label.Name)] = p.WithoutGuarantee() // which may wait for room
 	}
 	// A pod gets into the pool of its namespace first: whatever its own annotation is, it must not escape that.
-	var members, limits []policy.Rule
+	var members, limits, waiting []policy.Rule
 	changed := map[policy.Within]bool{}
-	about, had := map[string]string{}, f.before
-	f.before = map[string]before{}
-	for _, p := range pools {
+	about := map[string]string{}
+	for i, p := range pools {
+		p = p.WithoutGuarantee()
 		pod := podOf[p.Label.Name]
 		if pod == nil {
 			continue
 		}
-		direction := directions[p.Label.Owner.Direction]
-		who := pod.Namespace + "/" + pod.Name + " " + direction
+		direction := policy.PodDirections[p.Label.Owner.Direction]
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[p.Label.Owner.Direction]
 		about[p.Label.Name] = who
-		above := p.Within
-		if group, found := groups[above]; found {
+		above := p.Within // what the network of the pod gives
+		if group := all[above]; group.Label.Note == policy.NamespaceNote {
 			above = group.Within
 		}
-		group, err := f.groupOf(pod.Namespace, direction, above, groups)
-		switch {
-		case err != nil:
-			above = p.Within
-		case group.Pool:
+		group, err := f.groupOf(pod.Namespace, direction, above, all)
+		f.tell("namespace "+pod.Namespace+" "+direction, err)
+		if group.Pool {
 			above = policy.Within(group.Label.Name)
-			if groups[above] != group {
-				groups[above], changed[above] = group, true
+			if all[above] != group {
+				all[above], changed[above] = group, true
 			}
 		}
-		f.tell("namespace "+pod.Namespace+" "+direction, err)
-		member := within(p, above, groups[above])
+		member := within(p, above, group)
 		if member != p {
 			members = append(members, member)
 		}
-		key, want := p.Label.Name+p.Label.Note, member
-		was := had[key]
-		l, err := limitOf(pod.Annotations, direction, false)
+		want := member
+		l, notice, err := limitOf(pod.Annotations, direction, false)
+		if _, _, annotated := policy.CutPodNote(p.Label.Note); err == nil && (l != nil || annotated) {
+			want, err = limitIn(l, member, group)
+		}
+		f.tell(who, cmp.Or(err, notice), pod)
 		switch {
-		case err != nil:
-		case l != nil:
-			was.annotated = true
-			want, err = limitIn(*l, member, groups[above])
-		case was.annotated && !was.limit.Pool:
-			want, err = limitIn(policy.Limit{Rate: policy.MaxRate}, member, groups[above])
-			was.annotated = want != p
-		case was.annotated:
-			want = within(was.limit, above, groups[above])
-			was.annotated = want != p
-		default:
-			was.limit = p
-		}
-		if f.tell(who, err); err == nil && want != member {
+		case err == nil && want != member:
 			limits = append(limits, want)
+		case member == p && pools[i].Guarantee == 0 && p.Label.Waits != 0:
+			waiting = append(waiting, p)
 		}
-		f.before[key] = was
 	}
 	for name := range changed {
-		members = append([]policy.Rule{groups[name]}, members...)
+		members = append([]policy.Rule{all[name]}, members...)
 	}
 	if pending := n.Pending(); pending != nil && len(members)+len(limits) > 0 {
 		return pending
@@ -223,29 +202,40 @@ func (f *follower) sync() error {
 	for _, pod := range pods {
 		f.tellLacking(pod, about)
 	}
-	if len(groups) == 0 {
-		return nil
+	if len(waiting) > 0 && n.Pending() == nil { // there may be room now
+		_, err := n.Put(loader.ApplyOptions{}, policy.Table{Rules: waiting})
+		f.tell("give guarantees", err)
 	}
-	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == namespaceNote })
+	return n.DropPools(func(p policy.Rule) bool { return p.Label.Note == policy.NamespaceNote })
 }
 
-// groupOf is the pool of a namespace in a direction; the zero Rule for none. It gets within a pool unless it is within one.
-func (f *follower) groupOf(namespace, direction string, above policy.Within, have map[policy.Within]policy.Rule) (policy.Rule, error) {
+// groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid.
+func (f *follower) groupOf(namespace, direction string, above policy.Within, all map[policy.Within]policy.Rule) (policy.Rule, error) {
+	var l *policy.Draft
 	ns, err := f.namespaces.Get(namespace)
-	if err != nil {
-		return policy.Rule{}, err
+	if err == nil {
+		l, _, err = limitOf(ns.Annotations, direction, true)
 	}
-	l, err := limitOf(ns.Annotations, direction, true)
-	if l == nil || err != nil {
-		return policy.Rule{}, err
+	name := policy.NamespacePool(namespace, direction, above)
+	have := all[policy.Within(name)]
+	switch {
+	case err == nil && l == nil:
+		return policy.Rule{}, nil
+	case have.Pool && have.Label.Note != policy.NamespaceNote:
+		return policy.Rule{}, fmt.Errorf("another pool is called %q; remove it, or give it another name", name)
+	case err != nil:
+		return have, err
 	}
-	name := policy.ShortName("namespace " + namespace + " " + direction)
-	l.Note, l.Within = namespaceNote, cmp.Or(have[policy.Within(name)].Within, above) // pods of networks may differ in it
+	*l = l.OnNetwork(policy.Draft{})
+	l.Note, l.Within = policy.NamespaceNote, above
 	if f.cluster {
 		l.Cluster.Name = policy.ClusterName(name)
 	}
 	pool, err := l.Pool(name)
-	return pool.WithoutGuarantee(), err
+	if err != nil {
+		return have, err
+	}
+	return pool.WithoutGuarantee(), nil
 }
 
 // within is the pool of a pod within another one, without what has no use there.
@@ -259,17 +249,24 @@ func within(p policy.Rule, above policy.Within, group policy.Rule) policy.Rule {
 	return p
 }
 
-// limitIn is the pool of a pod with the limit of an annotation.
-func limitIn(l policy.Limit, have, group policy.Rule) (policy.Rule, error) {
+// limitIn is the pool of a pod with the limit of an annotation, nil for none, over what its network gives.
+func limitIn(l *policy.Draft, have, group policy.Rule) (policy.Rule, error) {
+	whose, network, annotated := policy.CutPodNote(have.Label.Note)
+	var d policy.Draft
+	if annotated = l != nil; annotated {
+		d = *l
+	}
 	switch {
-	case have.Within == "" && (l.Guarantee != 0 || l.Weight != 0):
+	case !group.Pool && (d.Guarantee != 0 || d.Weight != 0):
 		return have, errors.New("guarantee and weight count within the limit of the namespace, which has none; annotate the namespace, too")
-	case l.Guarantee != 0 && group.Cluster.Name != "":
+	case d.Guarantee != 0 && group.Cluster.Name != "":
 		return have, errors.New("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight")
 	}
-	l.Within, l.Owner, l.Note = have.Within, have.Label.Owner, have.Label.Note
-	pool, err := l.Pool(have.Label.Name)
-	return pool.WithoutGuarantee(), err
+	d = d.OnNetwork(network)
+	d.Within, d.Owner = have.Within, have.Label.Owner
+	d.Note, _ = policy.PodNote(whose, network, annotated)
+	pool, err := d.Pool(have.Label.Name)
+	return within(pool.WithoutGuarantee(), have.Within, group), err
 }
 
 // put changes pools at one moment. If one of them is refused, it changes the others one by one.
@@ -286,7 +283,9 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 	}
 	for _, p := range pools {
 		who := cmp.Or(about[p.Label.Name], p.Label.Name)
-		if f.tell("cannot change "+who, err); err == nil {
+		if err != nil {
+			f.tell("cannot change "+who, err)
+		} else {
 			log.Print(who, ": ", p.Gets())
 		}
 	}
@@ -295,9 +294,9 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 // tellLacking tells why a pod does not have a limit that annotations ask for.
 func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
-	for _, direction := range directions {
-		who := pod.Namespace + "/" + pod.Name + " " + direction
-		l, err := limitOf(pod.Annotations, direction, false)
+	for d, direction := range policy.PodDirections {
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[d]
+		l, _, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)
 		switch {
 		case slices.Contains(have, who), l == nil && err == nil && !group.Pool:
@@ -307,6 +306,6 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 		case pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil:
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}
-		f.tell(who, err)
+		f.tell(who, err, pod)
 	}
 }

@@ -1,4 +1,5 @@
-// Command shapectl-kubernetes changes the limits of pods on one node when their annotations change.
+// Command shapectl-kubernetes changes the limits of pods on one node when their annotations change. It is no part of 'shapectl serve',
+// as the client of Kubernetes would make that twice as large.
 package main
 
 import (
@@ -21,7 +22,7 @@ func main() {
 	f := follower{
 		node:    os.Getenv("NODE_NAME"),
 		options: loader.Options{BPFFS: os.Getenv("SHAPECTL_BPFFS"), SetupFQ: true, Patience: time.Minute},
-		told:    map[string]string{},
+		telling: map[string]string{},
 	}
 	flag.BoolVar(&f.cluster, "cluster", false, "the limit of a namespace is for all nodes together; on each, 'shapectl serve' needs a store")
 	flag.Parse()

@@ -120,6 +120,11 @@ counted() {
 	[[ $(shapectl show "$1" -j 2>/dev/null) == *'"attached": true'*'"passed_packets": '[1-9]* ]]
 }
 
+# gone DEVICE: succeeds if it has rules, and is gone.
+gone() {
+	[[ $(shapectl show "$1" -j 2>/dev/null) == *'"device is gone"'* ]]
+}
+
 # leased POOL: succeeds if the pool has a lease.
 leased() {
 	[[ $(shapectl show --pools "$1" -j 2>/dev/null) == *'"leased": true'* ]]
@@ -206,7 +211,7 @@ use() {
 		systemd-run --quiet --unit=backup --property=DefaultDependencies=no bash -c "$sends"
 		eventually 'a unit that starts is limited' counted unit:backup.service
 		systemctl stop backup
-		[[ $(shapectl show unit:backup.service -j) == *'"device is gone"'* ]] || die "of a unit that was stopped, show says $(shapectl show unit:backup.service -j)"
+		eventually 'the device of a unit that was stopped is gone' gone unit:backup.service
 	done
 
 	# It limits a container whenever that runs. Without limits of its own, podman needs no controllers here.
@@ -219,7 +224,7 @@ use() {
 		podman run --detach --name web --network host --privileged --pids-limit -1 --ulimit nofile=99 --ulimit nproc=99 --rootfs /run/root /busybox ping 10.0.0.9 >/dev/null
 		eventually 'a container that starts is limited' counted container:web
 		podman rm --force --time 0 web >/dev/null
-		[[ $(shapectl show container:web -j) == *'"device is gone"'* ]] || die "of a container that was removed, show says $(shapectl show container:web -j)"
+		eventually 'the device of a container that was removed is gone' gone container:web
 	done
 
 	# It renews leases.

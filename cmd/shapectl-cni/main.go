@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -52,24 +54,28 @@ func add(args *skel.CmdArgs) error {
 	}
 	tables, err := wanted(&c, result, args)
 	if err == nil && tables != nil {
-		err = limit(tables)
+		err = limit(c.podOf(args), tables)
+	}
+	if errors.Is(err, loader.ErrPending) {
+		return types.NewError(types.ErrTryAgainLater, "limit the pod: "+err.Error(), "")
 	}
 	if err != nil {
-		return fmt.Errorf("limit the pod: %w", err)
+		return fmt.Errorf("limit the pod: %w", advise(err))
 	}
 	return types.PrintResult(c.PrevResult, c.CNIVersion)
 }
 
+// advise adds what to do about rules that this build cannot read.
+func advise(err error) error {
+	if errors.Is(err, maps.ErrOtherLayout) {
+		err = fmt.Errorf("%w; on the host, 'shapectl flush --all' deletes all limits; then start the pods again", err)
+	}
+	return err
+}
+
 // wanted are the rules and pools that a pod shall have; nil for none.
 func wanted(c *network, result *current.Result, args *skel.CmdArgs) ([]policy.Table, error) {
-	if tables, _, err := c.limits(c.podOf(args), "pod"); tables == nil || err != nil {
-		return nil, err
-	}
-	device, err := hostDevice(result, args)
-	if err != nil {
-		return nil, err
-	}
-	tables, notices, err := c.limits(c.podOf(args), device)
+	tables, notices, err := c.limits(c.podOf(args), func() (string, error) { return hostDevice(result, args) })
 	for _, n := range notices {
 		fmt.Fprintln(os.Stderr, "shapectl-cni:", n)
 	}
@@ -78,93 +84,108 @@ func wanted(c *network, result *current.Result, args *skel.CmdArgs) ([]policy.Ta
 
 // hostDevice is the host's end of a pod's veth pair.
 func hostDevice(result *current.Result, args *skel.CmdArgs) (string, error) {
-	peer := 0
-	err := netns.In(args.Netns, func() error {
-		link, err := netlink.LinkByName(args.IfName)
-		if err == nil && link.Type() == "veth" {
-			peer = link.Attrs().ParentIndex
-		}
+	var end netlink.Link
+	err := netns.In(args.Netns, func() (err error) {
+		end, err = netlink.LinkByName(args.IfName)
 		return err
 	})
 	if err != nil {
 		return "", fmt.Errorf("look for %s in %s: %w", args.IfName, args.Netns, err)
 	}
-	dev, _, err := netinfo.DeviceByIndex(peer)
-	if err != nil {
-		return "", err
+	for _, i := range result.Interfaces { // the index of the other end may be that of another device if that end is not on the host
+		if i.Sandbox != "" {
+			continue
+		}
+		dev, err := netlink.LinkByName(i.Name)
+		if err == nil && dev.Type() == "veth" && end.Type() == "veth" &&
+			dev.Attrs().Index == end.Attrs().ParentIndex && dev.Attrs().ParentIndex == end.Attrs().Index {
+			return dev.Attrs().Name, nil
+		}
 	}
-	if !slices.ContainsFunc(result.Interfaces, func(i *current.Interface) bool { return i.Sandbox == "" && i.Name == dev.Name }) {
-		return "", fmt.Errorf("%s is no veth whose other end an earlier plugin has made on the host", args.IfName)
-	}
-	return dev.Name, nil
+	return "", fmt.Errorf("%s is no veth whose other end an earlier plugin has made on the host", args.IfName)
 }
 
 // limit brings the rules of a pod into force: at once where there are none, also while another change is pending.
-func limit(tables []policy.Table) error {
+func limit(p pod, tables []policy.Table) error {
 	n, err := loader.WriteFirst(where())
 	if err != nil {
 		return err
 	}
 	defer n.Close()
-	if err := dropOld(n, tables[1].Device); err != nil {
-		return err
+	p.joinNamespace(n, tables[0].Rules)
+	inForce := func(own policy.Rule) (maps.Entry, bool) {
+		pools := n.Pools()
+		defer pools.Close()
+		if pools.Set == nil {
+			return maps.Entry{}, false
+		}
+		return pools.Set.Find(own.Prefix)
 	}
-	done, err := n.ApplyNew(tables, tables, nil)
-	if err != nil || len(done) == len(tables)-1 {
-		return err
+	if !slices.ContainsFunc(tables[0].Rules, func(own policy.Rule) bool { // of a pod of that name, which may be about to end
+		e, _ := inForce(own)
+		return own.Label.Owner.Device != "" && e.Label.Owner.Device != "" && !strings.HasPrefix(e.Label.Note, p.note+" ")
+	}) {
+		done, err := n.ApplyNew(tables, tables, nil)
+		if err != nil || len(done) == len(tables)-1 {
+			return err
+		}
 	}
 	// A policy, or the same attachment, has rules for the device. Pools of others stay as they are.
-	pools := n.Pools()
-	defer pools.Close()
 	tables[0].Rules = slices.DeleteFunc(tables[0].Rules, func(p policy.Rule) bool {
-		_, found := pools.Set.Find(p.Prefix)
+		_, found := inForce(p)
 		return found && p.Label.Owner.Device == ""
 	})
 	_, err = n.Put(loader.ApplyOptions{}, tables...)
 	return err
 }
 
-// dropOld removes pools that a deleted device has left, if a pod's device has its name now.
-func dropOld(n *loader.Namespace, device string) error {
-	pools := n.Pools()
-	defer pools.Close()
-	if pools.Set == nil || !slices.ContainsFunc([]policy.Direction{policy.Egress, policy.Ingress}, func(d policy.Direction) bool {
-		_, found := pools.Set.Find(policy.PoolKey(policy.Owner{Device: device, Direction: d}.String()))
-		return found
-	}) {
-		return nil
+// joinNamespace puts pools of a pod within those that shapectl-kubernetes has made for other pods of its namespace.
+func (p pod) joinNamespace(n *loader.Namespace, pools []policy.Rule) {
+	have := n.Pools()
+	defer have.Close()
+	for i := range pools {
+		own := &pools[i]
+		name := policy.NamespacePool(p.ns, policy.PodDirections[own.Label.Owner.Direction], own.Within)
+		if have.Set == nil || own.Label.Owner.Device == "" {
+			continue
+		}
+		if group, found := have.Set.Find(policy.PoolKey(name)); found && group.Label.Note == policy.NamespaceNote {
+			if own.Within = policy.Within(name); group.Cluster.Name != "" {
+				own.Guarantee = 0
+			}
+		}
 	}
-	if err := n.Collect(nil); err != nil {
-		return err
-	}
-	return n.DropPools(func(p policy.Rule) bool { return p.Label.Owner.Device == device })
 }
 
 func del(args *skel.CmdArgs) error {
-	c, _, err := parse(args.StdinData)
-	if err != nil {
+	var c network
+	if err := json.Unmarshal(args.StdinData, &c.PluginConf); err != nil { // the rest may not be valid any more
 		return err
 	}
 	mine := c.noteOf(args.ContainerID, args.IfName)
-	return remove(c.note(), func(note string) bool { return note == mine })
+	return remove(func(pod string) bool { return pod == mine })
 }
 
 // collect removes the limits of pods that are no longer valid.
 func collect(args *skel.CmdArgs) error {
-	c, _, err := parse(args.StdinData)
-	if err != nil {
+	var c network
+	if err := json.Unmarshal(args.StdinData, &c.PluginConf); err != nil {
 		return err
 	}
 	valid := map[string]bool{}
 	for _, a := range c.ValidAttachments {
 		valid[c.noteOf(a.ContainerID, a.IfName)] = true
 	}
-	return remove(c.note(), func(note string) bool { return strings.HasPrefix(note, c.note()+" ") && !valid[note] })
+	return remove(func(pod string) bool { return strings.HasPrefix(pod, c.note()+" ") && !valid[pod] })
 }
 
-// remove removes the limits of pods with some notes, and then the pools of a node or namespace, with the note of the network, in
-// which nothing is left. Devices that are gone have none.
-func remove(network string, which func(note string) bool) error {
+// remove removes the limits of pods, which their notes tell, and then the pools of nodes and namespaces in which nothing is left. Devices that
+// are gone have none.
+func remove(pods func(pod string) bool) error {
+	which := func(note string) bool {
+		pod, _, _ := policy.CutPodNote(note)
+		return pods(pod)
+	}
 	n, err := loader.Write(where())
 	if err != nil {
 		return err
@@ -184,14 +205,23 @@ func remove(network string, which func(note string) bool) error {
 	if devices != nil {
 		hooks, err := n.Hooks(devices...)
 		defer loader.CloseHooks(hooks)
+		var theirs []*loader.Hook // and not those of another device that has the name of one now
+		for _, h := range hooks {
+			if slices.ContainsFunc(h.Set.Policy(), func(r policy.Rule) bool { return which(r.Label.Note) }) {
+				theirs = append(theirs, h)
+			}
+		}
 		if err == nil {
-			err = n.Flush(hooks...)
+			err = n.Flush(theirs...)
 		}
 		if err != nil && !errors.Is(err, loader.ErrPending) { // then they go with the device
 			return err
 		}
 	}
-	return n.DropPools(func(p policy.Rule) bool { return which(p.Label.Note) || p.Label.Note == network })
+	return n.DropPools(func(p policy.Rule) bool {
+		shared := p.Label.Owner.Device == "" && (p.Label.Note == policy.NamespaceNote || strings.HasPrefix(p.Label.Note, policy.CNINote))
+		return shared || which(p.Label.Note)
+	})
 }
 
 // check finds out whether the limits of a pod are in force. Their rates may have been changed meanwhile.
@@ -212,6 +242,9 @@ func check(args *skel.CmdArgs) error {
 		return err
 	}
 	defer n.Close()
+	if err := n.Readable(); err != nil {
+		return advise(err)
+	}
 	for _, t := range tables[1:] {
 		h, err := n.Find(t.Device, t.Direction)
 		if err != nil {
@@ -235,15 +268,17 @@ func check(args *skel.CmdArgs) error {
 
 // status finds out whether this host can limit pods.
 func status(*skel.CmdArgs) error {
-	n, err := loader.Read(where())
+	err := bpffs.Mount(where().BPFFS) // as ADD does
 	if err == nil {
-		defer n.Close()
-		if err = n.Readable(); err == nil {
-			_, err = loader.HookMode(where())
-		}
+		_, err = loader.HookMode(where())
 	}
-	if err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, "this host cannot limit pods", err.Error())
+	n, failed := loader.Read(where())
+	if failed == nil {
+		defer n.Close()
+		failed = n.Readable()
+	}
+	if err = cmp.Or(err, failed); err != nil {
+		return types.NewError(types.ErrPluginNotAvailable, "this host cannot limit pods", advise(err).Error())
 	}
 	return nil
 }

@@ -50,7 +50,8 @@ func applyCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
 		Short: "Apply a policy file",
-		Long: `Apply a policy file: set its rules and pools, and delete all others.
+		Long: `Apply a policy file: set its rules and pools, and delete all others. The limits of pods, by shapectl-cni and
+shapectl-kubernetes, stay, unless the policy has rules on their devices.
 
 The file is checked first. Then all devices and pools switch at one moment: a packet meets the old rules or the new
 ones. Rules and pools that stay keep their counters, and their buckets keep their room.
@@ -213,8 +214,8 @@ type goal struct {
 	absent, unmatched []string // devices, and patterns that match no device
 }
 
-func goalOf(f *policyfile.File) (g goal, err error) {
-	devices, err := policyDevices(f)
+func goalOf(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
+	devices, err := policyDevices(n, f)
 	if err != nil {
 		return g, err
 	}
@@ -269,7 +270,7 @@ func removesAll(n *loader.Namespace, f *policyfile.File, want goal) error {
 		return nil
 	}
 	have, err := n.Tables(loader.Attached)
-	have = slices.DeleteFunc(have, policy.Table.IsPools)
+	have = slices.DeleteFunc(policy.PodTables(have, false), policy.Table.IsPools)
 	if err != nil || len(have) == 0 {
 		return err
 	}
@@ -316,9 +317,17 @@ func (e *env) warn(f *policyfile.File) {
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
-func policyDevices(f *policyfile.File) ([]policyfile.Device, error) {
+func policyDevices(n *loader.Namespace, f *policyfile.File) ([]policyfile.Device, error) {
 	all, err := netinfo.Devices()
-	all = append(all, netinfo.Cgroups(f.Cgroups())...)
+	cgroups := netinfo.Cgroups(f.Cgroups())
+	hooks, _ := n.Hooks()
+	defer loader.CloseHooks(hooks)
+	for _, h := range hooks {
+		if h.Device.IsCgroup() && !slices.ContainsFunc(cgroups, func(d netinfo.Device) bool { return d.Name == h.Device.Name }) {
+			cgroups = append(cgroups, h.Device) // which nobody sees here
+		}
+	}
+	all = append(all, cgroups...)
 	var neighbours map[int]map[policy.MAC][]netip.Addr
 	if macs := f.MACs(); len(macs) > 0 && err == nil {
 		neighbours, err = netinfo.ListNeighbours(macs)
@@ -337,7 +346,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, err := goalOf(f.File)
+		want, err := goalOf(n, f.File)
 		if err != nil {
 			return err
 		}
@@ -359,7 +368,7 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		devices, err := policyDevices(f.File) // some may have come or gone
+		devices, err := policyDevices(n, f.File) // some may have come or gone
 		if err != nil {
 			return err
 		}

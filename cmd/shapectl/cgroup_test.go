@@ -12,9 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -237,9 +241,7 @@ func TestCgroupsComeAndGo(t *testing.T) {
 		}
 		for of, path := range paths {
 			testenv.Must(t, os.Remove(path))
-			if is := states(of); is != "device is gone device is gone device is gone device is gone " {
-				t.Errorf("%s is gone, but its rules are %s", of, is)
-			}
+			testenv.Eventually(t, of+" to be gone", func() bool { return states(of) == "device is gone device is gone device is gone device is gone " })
 		}
 		if said := w.err.String(); strings.Contains(said, "attached again") {
 			t.Errorf("serve says %s", said)
@@ -270,9 +272,118 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	r.refused(exitInput, "a line is a device", "line", unit, "--up", "1mbit", "--down", "1mbit")
 	r.refused(exitInput, "write the whole name of a unit", "set", "unit:backup", "--rate", "1mbit")
 	r.refused(exitInput, "a cgroup has no pattern", "apply", r.policy("devices: {'unit:*': {egress: {any: 1mbit}}}"))
+	blind := func(args ...string) string { // where nobody sees a cgroup
+		cmd := r.command(args...)
+		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `mount -t tmpfs x "$0"; exec "$@"`, filepath.Dir(dir)}, cmd.Args...)
+		cmd.Path, _ = exec.LookPath("unshare")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+		return string(out)
+	}
+	if says := blind("set", "va", "egress", "any", "--rate", "2mbit"); strings.Contains(says, unit) {
+		t.Error(says)
+	}
+	blind("apply", file)
+	if is := blind("show", unit); strings.Contains(is, "gone") || states(unit) != "attached attached " {
+		t.Errorf("what cannot be seen is gone: %s", is)
+	}
+	listens := r.events()
+	is := func(kind string) func(report.Event) bool {
+		return func(e report.Event) bool { return e.Kind == kind && e.Device == unit }
+	}
 	testenv.Must(t, os.Remove(paths[unit]))
+	n := listens.tells(0, "a cgroup that is gone", is(report.DeviceGone))
+	testenv.Must(t, os.Mkdir(paths[unit], 0o755))
+	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
+	listens.tells(n, "a cgroup that is there again", is(report.DeviceAppeared))
+	testenv.Must(t, os.Remove(paths[unit]))
+	testenv.Eventually(t, "a removed cgroup to be gone", func() bool { return !strings.Contains(states(unit), "attached") })
 	if got := r.run("set", "va", "egress", "any", "--rate", "1mbit"); got.code != exitDone {
 		t.Errorf("exit %d, %s", got.code, got.err)
 	}
+	r.prints("no rules on "+unit+"\n", "flush", unit)
+	r.ok("delete", unit, "ingress", "any")
+	r.refused(exitInput, "write the whole name of a unit", "flush", "unit:backup")
 	r.refused(exitInput, "there is no device "+unit, "show", unit)
+}
+
+// Rules of a cgroup apply below it, too. So do programs of others, unless they were attached so that they do not.
+func TestNestedCgroups(t *testing.T) {
+	r := newRig(t)
+	dir, name := slice(t)
+	attach := func(path string, flags uint32) {
+		testenv.Must(t, os.MkdirAll(filepath.Join(dir, path), 0o755))
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetEgress, License: "GPL", Name: "other",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+		})
+		testenv.Must(t, err)
+		defer p.Close()
+		f, err := os.Open(filepath.Join(dir, path))
+		testenv.Must(t, err)
+		defer f.Close()
+		testenv.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(f.Fd()), Program: p, Attach: ebpf.AttachCGroupInetEgress, Flags: flags}))
+	}
+	attach("alone", 0)
+	r.refused(exitKernel, "without BPF_F_ALLOW_MULTI", "set", "cgroup:/"+name+"/alone", "egress", "any", "--rate", "1mbit")
+	attach("a", 1) // BPF_F_ALLOW_OVERRIDE
+	parent, child := "unit:"+name, "cgroup:/"+name+`/a/b\x2dc`
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "a", `b\x2dc`), 0o755))
+	if got := r.run("set", child, "egress", "any", "--rate", "1mbit"); got.code != exitDone || !strings.Contains(got.err, "no longer pass program") || !strings.Contains(got.err, "(other)") {
+		t.Errorf("beside a program that it keeps from packets: exit %d, %s", got.code, got.err)
+	}
+	if says := r.ok("set", parent, "egress", "any", "--rate", "2mbit"); !strings.Contains(says, parent+" also counts the packets that "+child+" drops") {
+		t.Error(says)
+	}
+	if policy := r.ok("export"); !strings.Contains(policy, "/a/b") || !strings.Contains(r.ok("diff", r.policy(policy)), "nothing to change") {
+		t.Errorf("export: %s", policy)
+	}
+	r.refused(exitInput, "packets have no VLAN tags there", "set", child, "egress", "vlan:12", "--rate", "1mbit")
+	r.refused(exitInput, "is not a directory", "set", "cgroup:/"+name+"/cgroup.procs", "--rate", "1mbit")
+	// Only a command that names a container asks for it.
+	bin, id := t.TempDir(), fmt.Sprintf("%064x", os.Getpid())
+	docker := filepath.Join(bin, "docker")
+	testenv.Must(t, os.WriteFile(docker, []byte("#!/bin/sh\necho >>"+docker+".ran\necho "+id+" web-"+id+"\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	testenv.Must(t, os.Mkdir(filepath.Join(dir, "docker-"+id+".scope"), 0o755))
+	r.ok("set", "container:web-"+id, "egress", "any", "--rate", "1mbit")
+	ran, err := os.ReadFile(docker + ".ran")
+	testenv.Must(t, err)
+	for _, args := range [][]string{{"set", "va", "egress", "any", "--rate", "1mbit"}, {"show"}} {
+		out, err := r.command(args...).CombinedOutput()
+		if now, _ := os.ReadFile(docker + ".ran"); err != nil || strings.Contains(string(out), "gone") || len(now) != len(ran) {
+			t.Errorf("%v: %v, docker ran %d times, %s", args, err, len(now), out)
+		}
+	}
+	r.ok("flush", child)
+	if says := bare(r.ok("explain", child, "egress", "10.0.0.7")); !strings.Contains(says, "by "+parent+" egress: ") {
+		t.Error(says)
+	}
+}
+
+// Hundreds of units that start at one moment cost little.
+func TestManyCgroups(t *testing.T) {
+	r := newRig(t)
+	dir, name := slice(t)
+	text, units := "devices:\n", make([]string, 300)
+	for i := range units {
+		units[i] = fmt.Sprintf("%s%d.service", name, i)
+		text += fmt.Sprintf("  unit:%s: {egress: {any: 20mbit}}\n", units[i])
+	}
+	w := r.watch(r.policy(text))
+	for _, unit := range units {
+		testenv.Must(t, os.Mkdir(filepath.Join(dir, unit), 0o755))
+		time.Sleep(4 * time.Millisecond)
+	}
+	testenv.Eventually(t, "the last of many units to be limited", func() bool {
+		rules := r.show("unit:" + units[299])
+		return len(rules) > 0 && rules[0].State == "attached"
+	})
+	w.cmd.Process.Kill()
+	w.cmd.Wait()
+	if took := w.cmd.ProcessState.UserTime() + w.cmd.ProcessState.SystemTime(); took > 4*time.Second {
+		t.Errorf("300 units took %v of CPU time", took)
+	}
 }

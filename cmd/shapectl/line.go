@@ -153,7 +153,7 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return inputError(err)
 		}
-		want, tables, err := planLine(have, text)
+		want, tables, err := planLine(n, have, text)
 		if err != nil {
 			return err
 		}
@@ -281,12 +281,12 @@ func directionsOf(l line.Line) []report.LineDirection {
 }
 
 // planLine returns the tables of the policy of a line, and with them all that no line has made.
-func planLine(have line.Split, text []byte) (want, tables []policy.Table, err error) {
+func planLine(n *loader.Namespace, have line.Split, text []byte) (want, tables []policy.Table, err error) {
 	f, err := policyfile.Parse("the policy of the line", text)
 	if err != nil {
 		return nil, nil, err
 	}
-	made, err := goalOf(f)
+	made, err := goalOf(n, f)
 	if err != nil {
 		return nil, nil, err
 	}

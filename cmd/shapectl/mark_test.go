@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -64,8 +65,9 @@ func TestMarksOfTraffic(t *testing.T) {
 		send(to)
 	}
 	frame, sender := testenv.Frame(netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("10.9.0.2"), 100), testenv.NewSender(t, "va")
-	for range 4 {
-		testenv.Must(t, sender.Send(slices.Insert(slices.Clone(frame), 12, 0x81, 0, 0, 12)))
+	for priorities := range 4 { // tags without a VLAN before that
+		tags := append(bytes.Repeat([]byte{0x81, 0, 0, 0}, priorities), 0x81, 0, 0, 12)
+		testenv.Must(t, sender.Send(slices.Insert(slices.Clone(frame), 12, tags...)))
 	}
 	for hook, want := range map[string]string{
 		"va egress":  "[0.0.0.0/0 0 dropped 0 buckets mark:0x10 4 dropped 2 buckets mark:0x11 0 dropped 0 buckets vlan:12 0 dropped 0 buckets]",

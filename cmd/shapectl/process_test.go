@@ -187,8 +187,8 @@ func (r *rig) makeOtherLayout() {
 	testenv.Must(r.t, err)
 	defer m.Close()
 	testenv.Must(r.t, m.Put(uint32(0), settings))
-	testenv.Must(r.t, os.Remove(pins[0]))
-	testenv.Must(r.t, m.Pin(pins[0]))
+	home := filepath.Dir(filepath.Dir(pins[0]))
+	testenv.Must(r.t, errors.Join(os.Remove(pins[0]), m.Pin(pins[0]), os.Remove(filepath.Join(home, "kinds-cgroup"))))
 }
 
 // attached is all pins but alive and lock, which have no rules, and what is attached to va.

@@ -386,6 +386,7 @@ var advices = []advice{
 	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
 	{loader.ErrCgroup, true, "; use another excess or colour action, leave nat out, or limit the device that the packets pass", nil},
+	{loader.ErrUntagged, true, "; limit the device that has them", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
@@ -398,6 +399,7 @@ var advices = []advice{
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
+	{loader.ErrOneProgram, false, "; 'bpftool cgroup tree' shows it; detach it, or attach it with multi", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
@@ -452,9 +454,18 @@ func device(name string) (netinfo.Device, error) {
 	return d, err
 }
 
+// mayBeGone returns an error for a device that does not exist, unless it is a cgroup: these end with their processes.
+func mayBeGone(name string) error {
+	_, err := device(name)
+	if policy.IsCgroup(name) && policy.CheckCgroup(name) == nil {
+		return nil
+	}
+	return err
+}
+
 func noDevice(name string) error {
 	if policy.IsCgroup(name) {
-		if _, err := netinfo.DeviceByName(name); err != netinfo.ErrNoDevice {
+		if _, err := netinfo.DeviceByName(name); err != nil && err != netinfo.ErrNoDevice {
 			return missingf("%s: %w", plain.Line(name), err)
 		}
 		return missingf("there is no cgroup of %s now; one exists while its processes run, and 'systemd-cgls' lists all; a policy with this name limits it whenever it starts", plain.Line(name))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -194,9 +195,18 @@ func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
 
 // put sets the rules of tables beside the others of their devices, and describes them.
 func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table) error {
+	met := passed(tables)
 	done, err := n.Put(e.asked(), tables...)
 	if err != nil {
 		return err
+	}
+	for i, now := range passed(tables) {
+		for _, id := range met[i] {
+			if !slices.Contains(now, id) {
+				e.say("shapectl: warning: packets of %s no longer pass program %d (%s), as it was attached to a cgroup above without BPF_F_ALLOW_MULTI",
+					plain.Line(tables[i].Device), id, plain.Line(netinfo.ProgramName(id)))
+			}
+		}
 	}
 	until, err := e.pending(n, "set", done)
 	if err != nil {
@@ -217,7 +227,7 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 	if err != nil {
 		return err
 	}
-	above := limitedAbove(n, limit, tables) + twice(tables)
+	above := limitedAbove(n, limit, tables) + twice(tables) + nested(n, tables)
 	if limit.left != nil {
 		above += "no longer follows the plan " + plain.List(plain.Lines(limit.left)) + "\n"
 	}
@@ -269,6 +279,41 @@ func twice(tables []policy.Table) string {
 		}
 	}
 	return ""
+}
+
+// passed are the programs that packets of each table pass, if it is of a cgroup.
+func passed(tables []policy.Table) (programs [][]ebpf.ProgramID) {
+	for _, t := range tables {
+		var ids []ebpf.ProgramID
+		if policy.IsCgroup(t.Device) {
+			ids, _ = netinfo.CgroupPrograms(t.Device, t.Direction) // none if it has just gone
+			ids = slices.DeleteFunc(ids, func(id ebpf.ProgramID) bool { return strings.HasPrefix(netinfo.ProgramName(id), "shapectl") })
+		}
+		programs = append(programs, ids)
+	}
+	return programs
+}
+
+// nested says which cgroups above or below have rules, too, a line for each.
+func nested(n *loader.Namespace, tables []policy.Table) (says string) {
+	for _, t := range tables {
+		if !policy.IsCgroup(t.Device) {
+			continue
+		}
+		hooks, _ := n.Hooks()
+		for _, h := range hooks {
+			lower, upper := t.Device, h.Name()
+			for range 2 {
+				line := fmt.Sprintf("%s also counts the packets that %s drops; for an exact total, give units one pool instead\n", plain.Line(upper), plain.Line(lower))
+				if h.Direction == t.Direction && h.Device.IsCgroup() && netinfo.CgroupsAbove(lower, []string{upper}) != nil && !strings.Contains(says, line) {
+					says += line
+				}
+				lower, upper = upper, lower
+			}
+		}
+		loader.CloseHooks(hooks)
+	}
+	return says
 }
 
 // mostUncounted is how many rules somebody counts at a glance.

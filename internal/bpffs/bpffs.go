@@ -154,9 +154,12 @@ func Lock(dir string, exclusive bool, patience time.Duration) (*os.File, error) 
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+		if held := errors.Is(err, unix.EWOULDBLOCK); !held || time.Now().After(deadline) {
 			f.Close()
-			return nil, fmt.Errorf("lock %s: %w (another shapectl has been at work for %s)", dir, err, patience)
+			if err = fmt.Errorf("lock %s: %w", dir, err); held {
+				err = fmt.Errorf("%w (another shapectl has been at work for %s)", err, patience)
+			}
+			return nil, err
 		}
 	}
 	locked, err1 := f.Stat()

@@ -2,6 +2,7 @@ package events
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -11,10 +12,11 @@ import (
 // A device that appears gets rules a moment later, for instance from serve. Only then it is told of.
 const newFor = 5 * time.Second
 
-// devices are those of the namespace, by index.
+// devices are those of the namespace, and cgroups with rules, by index.
 type devices struct {
-	names map[int]string
-	fresh []newcomer // that had no rules yet
+	names   map[int]string
+	cgroups []string   // the names of those that are followed
+	fresh   []newcomer // that had no rules yet
 }
 
 type newcomer struct {
@@ -28,15 +30,23 @@ func (s *session) follow() error {
 	if err != nil {
 		return err
 	}
+	followed := s.devices.cgroups
+	s.devices.cgroups = slices.Sorted(maps.Keys(s.rules.cgroups))
+	cgroups, left, _ := s.cgroups.Take(s.devices.cgroups) // with an error, it learns of some later
 	now := map[int]string{}
-	if s.devices.names == nil || gone {
+	if s.devices.names == nil || gone || left {
 		if fresh, err = netinfo.Devices(); err != nil {
 			return err
+		}
+		for _, name := range s.devices.cgroups {
+			if d, err := netinfo.KnownDevice(name); err == nil {
+				cgroups = append(cgroups, d)
+			}
 		}
 	} else {
 		now = maps.Clone(s.devices.names)
 	}
-	for _, d := range fresh {
+	for _, d := range append(fresh, cgroups...) {
 		now[d.Index] = d.Name
 	}
 	was := s.devices.names
@@ -50,12 +60,20 @@ func (s *session) follow() error {
 		}
 	}
 	for index, name := range now {
-		if was[index] != name {
+		if was[index] != name && (!netinfo.IsCgroup(index) || slices.Contains(followed, name)) {
 			s.devices.fresh = append(s.devices.fresh, newcomer{name, time.Now()})
 		}
 	}
 	s.newcomers()
 	return nil
+}
+
+// followCgroups begins to follow cgroups that have got rules.
+func (s *session) followCgroups() error {
+	if len(s.devices.cgroups) == len(s.rules.cgroups) {
+		return nil
+	}
+	return s.follow()
 }
 
 // newcomers tells of devices that came and have rules.

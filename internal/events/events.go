@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -63,6 +64,8 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 			err = s.packet(e)
 		case <-s.arrivals.More():
 			err = s.follow()
+		case <-s.cgroups.More():
+			err = s.follow()
 		case <-look.C:
 			if err = s.followMaps(); err == nil {
 				err = s.look()
@@ -84,6 +87,7 @@ type session struct {
 	Options
 	on       func(report.Event)
 	arrivals *netinfo.Arrivals
+	cgroups  netinfo.CgroupArrivals
 	devices  devices
 
 	store      *maps.Store // nil where there are no rules, or those of another layout
@@ -120,6 +124,9 @@ func (s *session) begin() error {
 		s.change.look(s.store, func(report.Event) {})
 	}
 	if err := s.lookAtRules(); err != nil {
+		return err
+	}
+	if err := s.followCgroups(); err != nil {
 		return err
 	}
 	s.lookAtLeases()
@@ -212,6 +219,7 @@ func (s *session) closeStore() {
 func (s *session) close() {
 	s.closeStore()
 	s.arrivals.Close()
+	s.cgroups.Close()
 }
 
 // report calls OnProblem for errors that may pass, and returns others.
@@ -350,5 +358,5 @@ func (s *session) look() error {
 	err := s.lookAtRules()
 	s.lookAtLeases()
 	s.newcomers()
-	return err
+	return cmp.Or(err, s.followCgroups())
 }

@@ -26,6 +26,7 @@ type rules struct {
 	of        map[hook]map[netip.Prefix]known // nil if they were not read yet
 	devices   map[int]string                  // that have rules, or had, by index
 	had       map[string]bool                 // the same by name
+	cgroups   map[string]bool                 // those of had that are cgroups
 	clustered map[netip.Prefix]string         // pools with a cluster
 	quotas    []quotaOf
 	stamp     maps.Stamp // when they were read
@@ -50,6 +51,7 @@ func (s *session) lookAtRules() error {
 	r := &s.rules
 	if r.had == nil {
 		r.seed, r.had, r.devices = maphash.MakeSeed(), map[string]bool{}, map[int]string{}
+		r.cgroups = map[string]bool{}
 	}
 	was, begun := r.of, time.Now()
 	if s.store != nil {
@@ -107,7 +109,9 @@ func (s *session) readRules(store *maps.Store) {
 		}
 		if r.of[at] == nil && !set.IsPools() {
 			name := s.nameOf(set)
-			r.had[name], r.devices[at.ifindex] = true, name
+			if r.had[name], r.devices[at.ifindex] = true, name; policy.IsCgroup(name) {
+				r.cgroups[name] = true
+			}
 		}
 		if r.of[at] == nil {
 			r.of[at] = map[netip.Prefix]known{}

@@ -165,9 +165,9 @@ func Judge(f Facts) report.Path {
 	}
 	path.Answer = answer(path.Hooks)
 	if !f.Routed {
-		path.How = "leave by " + path.Device
+		path.How = "leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
-			path.How = "come in by " + path.Device
+			path.How = "come in by " + path.Hooks[0].Device
 		}
 		return path
 	}

@@ -161,6 +161,23 @@ func (p place) explain(n *view, q Question) (f Facts, err error) {
 	}
 	s, err := stopAt(n, p.hook, p.Hop, f.Packets, cmp.Or(q.Bytes, p.FullFrame()))
 	f.Stops = []Stop{s}
+	if err != nil || !p.Device.IsCgroup() {
+		return f, err
+	}
+	hooks, err := n.Hooks()
+	defer loader.CloseHooks(hooks)
+	at, names := map[string]*loader.Hook{}, []string{}
+	for _, h := range hooks {
+		if h.Device.IsCgroup() && h.Direction == p.Direction {
+			at[h.Name()], names = h, append(names, h.Name())
+		}
+	}
+	for _, name := range netinfo.CgroupsAbove(p.Name, names) {
+		if s, err = stopAt(n, at[name], placeOf(at[name]).Hop, f.Packets, cmp.Or(q.Bytes, p.FullFrame())); err != nil {
+			return f, err
+		}
+		f.Stops = append(f.Stops, s)
+	}
 	return f, err
 }
 

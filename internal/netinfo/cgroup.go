@@ -1,16 +1,13 @@
 package netinfo
 
 import (
-	"context"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
+	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -37,18 +34,33 @@ func (d Device) IsCgroup() bool { return IsCgroup(d.Index) }
 // CgroupIndex is the index of a cgroup with an id.
 func CgroupIndex(id uint64) int { return cgroupBit | int(id%cgroupBit) }
 
+// Cgroup is the device of a cgroup.
+func Cgroup(name string, index int) Device {
+	return Device{Name: name, Index: index, Kind: "cgroup", Up: true, encap: "none"}
+}
+
 // OpenCgroup opens the directory of a cgroup, and tells which device it is. The error wraps ErrNoDevice if there is none.
 func OpenCgroup(name string) (*os.File, Device, error) {
 	if err := policy.CheckCgroup(name); err != nil {
 		return nil, Device{}, fmt.Errorf("%w: %w", ErrNoDevice, err)
 	}
-	path, err := findCgroup(name)
+	found, err := findAsking(name)
 	if err != nil {
 		return nil, Device{}, err
 	}
-	dir, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
+	return found.open(name)
+}
+
+// open is OpenCgroup for a name that was looked for.
+func (f *findings) open(name string) (*os.File, Device, error) {
+	if f.dirs[name] == "" {
+		return nil, Device{}, ErrNoDevice
+	}
+	dir, err := os.OpenFile(f.dirs[name], unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = ErrNoDevice
+	} else if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("%w: %s is not a directory", ErrNoDevice, f.dirs[name])
 	}
 	if err != nil {
 		return nil, Device{}, err
@@ -56,9 +68,20 @@ func OpenCgroup(name string) (*os.File, Device, error) {
 	var st unix.Stat_t // the id is the number of the inode
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		dir.Close()
-		return nil, Device{}, fmt.Errorf("look at %s: %w", path, err)
+		return nil, Device{}, fmt.Errorf("look at %s: %w", f.dirs[name], err)
 	}
-	return dir, Device{Name: name, Index: CgroupIndex(st.Ino), Kind: "cgroup", Up: true, encap: "none"}, nil
+	return dir, Cgroup(name, CgroupIndex(st.Ino)), nil
+}
+
+// devices are the cgroups that were found.
+func (f *findings) devices() (devices []Device) {
+	for _, name := range slices.Sorted(maps.Keys(f.dirs)) {
+		if dir, d, err := f.open(name); err == nil {
+			dir.Close()
+			devices = append(devices, d)
+		}
+	}
+	return devices
 }
 
 func cgroupByName(name string) (Device, error) {
@@ -70,13 +93,21 @@ func cgroupByName(name string) (Device, error) {
 }
 
 // Cgroups are those of these names that exist.
-func Cgroups(names []string) (devices []Device) {
-	for _, name := range names {
-		if d, err := cgroupByName(name); err == nil {
-			devices = append(devices, d)
+func Cgroups(names []string) []Device {
+	found, _ := findAsking(names...)
+	return found.devices()
+}
+
+// CgroupsAbove are those of other cgroups that are above one, the nearest first.
+func CgroupsAbove(name string, others []string) (above []string) {
+	found, _ := find(append(slices.Clone(others), name), nil)
+	for _, other := range others {
+		if dir := found.dirs[other]; dir != "" && strings.HasPrefix(found.dirs[name], dir+"/") {
+			above = append(above, other)
 		}
 	}
-	return devices
+	slices.SortFunc(above, func(a, b string) int { return len(found.dirs[b]) - len(found.dirs[a]) })
+	return above
 }
 
 // cgroupMount is where all cgroups are mounted.
@@ -87,134 +118,136 @@ func cgroupMount() (string, error) {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 5 && strings.Contains(line, " - cgroup2 ") && f[3] == "/" {
-			return f[4], nil
+			var st unix.Statfs_t
+			dir := mountEscapes.Replace(f[4])
+			if unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC { // not below another mount
+				return dir, nil
+			}
 		}
 	}
 	return "", fmt.Errorf("%w: no cgroup2 file system is mounted here", ErrNoDevice)
 }
 
-// findCgroup is the directory of a cgroup.
-func findCgroup(name string) (dir string, err error) {
+var mountEscapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// findings are where the cgroups with some names are.
+type findings struct {
+	dirs    map[string]string // by name
+	unknown []string          // IDs of containers that may have such a name
+}
+
+// lastDir has the directories of cgroups where they were last seen, by name.
+var lastDir sync.Map
+
+// find finds the directories of cgroups, in one walk. It passes each directory to watch in which one with such a name may be made,
+// before it reads it. Only root makes cgroups there.
+func find(names []string, watch func(dir string)) (f findings, err error) {
+	f.dirs = map[string]string{}
 	mount, err := cgroupMount()
 	if err != nil {
-		return "", err
+		return f, err
 	}
-	kind, name, _ := strings.Cut(name, ":")
-	switch kind {
-	case "cgroup":
-		return mount + name, nil
-	case "unit":
-		dir = findUnit(mount, name)
-	default:
-		dir = findContainer(mount, name)
-	}
-	if dir == "" {
-		err = ErrNoDevice
-	}
-	return dir, err
-}
-
-// findUnit finds a unit of systemd, "" for none: it is in slices, in which only root makes cgroups.
-func findUnit(dir, unit string) string {
-	if st, err := os.Lstat(filepath.Join(dir, unit)); err == nil && st.IsDir() {
-		return filepath.Join(dir, unit)
-	}
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if e.IsDir() && strings.HasSuffix(e.Name(), ".slice") {
-			if found := findUnit(filepath.Join(dir, e.Name()), unit); found != "" {
-				return found
+	if watch == nil {
+		watch = func(string) {}
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+			dir, _ := lastDir.Load(name)
+			path, known := dir.(string)
+			if _, err := os.Lstat(path); known && err == nil && strings.HasPrefix(path, mount+"/") {
+				f.dirs[name] = path
 			}
-		}
+			return f.dirs[name] != ""
+		})
 	}
-	return ""
-}
-
-// containers has the ids of containers whose names were asked for. One that was made again has another id, and no cgroup of the old one.
-var containers sync.Map
-
-var containerID = regexp.MustCompile(`^[0-9a-f]{64}$`)
-
-// findContainer finds a container by its name or id, "" for none.
-func findContainer(mount, name string) string {
-	if containerID.MatchString(name) {
-		return findWithID(mount, name)
-	}
-	if id, known := containers.Load(name); known {
-		if dir := findWithID(mount, id.(string)); dir != "" {
-			return dir
-		}
-	}
-	for id := range idsOf(name) {
-		if dir := findWithID(mount, id); dir != "" { // a stopped container may have the same name
-			containers.Store(name, id)
-			return dir
-		}
-	}
-	return ""
-}
-
-// idsOf yields the ids of containers with a name. Podman's are read, as it does not run in the sandbox of the unit of 'serve'.
-func idsOf(name string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		files, _ := filepath.Glob("/var/lib/containers/storage/*-containers/containers.json")
-		for _, file := range files {
-			var all []struct {
-				ID    string
-				Names []string
-			}
-			text, _ := os.ReadFile(file)
-			json.Unmarshal(text, &all)
-			for _, c := range all {
-				if slices.Contains(c.Names, name) && containerID.MatchString(c.ID) && !yield(c.ID) {
-					return
+	units, ofContainers, containers := map[string]string{}, []string{}, map[string]string{} // the last are directories, by ID
+	for _, name := range names {
+		switch kind, of, _ := strings.Cut(name, ":"); kind {
+		case "cgroup":
+			for i := range of {
+				if of[i] == '/' {
+					watch(mount + of[:i])
 				}
 			}
+			f.dirs[name] = mount + of
+		case "unit":
+			units[of], units["_"+of] = name, name // systemd escapes the names of files of the kernel, such as cpu.
+		default:
+			ofContainers = append(ofContainers, name)
 		}
-		for _, runtime := range []string{"podman", "docker", "nerdctl"} {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-			out, _ := exec.CommandContext(ctx, runtime, "container", "inspect", "--format", "{{.Id}}", "--", name).Output()
-			cancel()
-			if id := strings.TrimSpace(string(out)); containerID.MatchString(id) && !yield(id) {
-				return
+	}
+	type place struct {
+		dir     string
+		inSlice bool
+	}
+	var todo []place
+	if len(units)+len(ofContainers) > 0 {
+		todo = []place{{mount, true}}
+	}
+	for ; len(todo) > 0; todo = todo[1:] {
+		at := todo[0]
+		watch(at.dir)
+		entries, _ := os.ReadDir(at.dir)
+		for _, e := range entries {
+			if !e.IsDir() {
+				continue
+			}
+			name, path := e.Name(), filepath.Join(at.dir, e.Name())
+			if unit := units[name]; unit != "" && at.inSlice && f.dirs[unit] == "" {
+				f.dirs[unit] = path
+			}
+			id, inSlice := containerID.FindString(name), at.inSlice && strings.HasSuffix(name, ".slice")
+			var st unix.Stat_t
+			if id != "" && !strings.Contains(name, "conmon") && containers[id] == "" {
+				containers[id] = path
+			}
+			if (inSlice || id == "" && ofContainers != nil) && unix.Lstat(path, &st) == nil && st.Uid == 0 {
+				todo = append(todo, place{path, inSlice})
 			}
 		}
 	}
+	if len(ofContainers) > 0 {
+		f.unknown = nameContainers(ofContainers, containers, f.dirs)
+	}
+	for name, dir := range f.dirs {
+		lastDir.Store(name, dir)
+	}
+	return f, nil
 }
 
-// findWithID finds the cgroup that a runtime named after a container: the least deep one, as users may make others in their own.
-func findWithID(mount, id string) string {
-	for level := []string{mount}; len(level) > 0; {
-		var next []string
-		for _, dir := range level {
-			entries, _ := os.ReadDir(dir)
-			for _, e := range entries {
-				path := filepath.Join(dir, e.Name())
-				if e.IsDir() && strings.Contains(e.Name(), id) && !strings.Contains(e.Name(), "conmon") {
-					return path
-				}
-				if e.IsDir() {
-					next = append(next, path)
-				}
-			}
+// findAsking is find, and asks the runtimes if it must.
+func findAsking(names ...string) (findings, error) {
+	f, err := find(names, nil)
+	if len(f.unknown) > 0 {
+		var asked sync.WaitGroup
+		for _, r := range runtimes {
+			asked.Go(func() { r.ask(f.unknown, false) })
 		}
-		level = next
+		asked.Wait()
+		f, err = find(names, nil)
 	}
-	return ""
+	return f, err
 }
 
 // CgroupArrivals follows cgroups as they are made and removed. The zero value watches nothing yet.
 type CgroupArrivals struct {
 	known map[string]int // indexes, by name
-	watch *os.File       // inotify
+	watch *os.File       // inotify, with a deadline for the next look
 	more  chan struct{}
 
 	mu    sync.Mutex
 	names []string
 	found []Device // with these names
+	err   error
 }
 
-// Take returns those of the names, which are sorted, that are new since the last Take, and whether one is gone.
+const (
+	// lookPause bounds what it costs when many cgroups are made. A look may take a third of the time.
+	lookPause = 50 * time.Millisecond
+	// lookAgain is the interval of looks at directories that cannot be watched.
+	lookAgain = 2 * time.Second
+)
+
+// Take returns those of the names, which are sorted, that are new since the last Take, and whether one is gone. With an error, it
+// learns of them later.
 func (c *CgroupArrivals) Take(names []string) (fresh []Device, gone bool, err error) {
 	if len(names) == 0 && c.watch == nil {
 		return nil, false, nil
@@ -225,10 +258,14 @@ func (c *CgroupArrivals) Take(names []string) (fresh []Device, gone bool, err er
 		}
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !slices.Equal(names, c.names) {
-		c.names, c.found = names, Cgroups(names)
+	others := !slices.Equal(names, c.names)
+	c.names = names
+	c.mu.Unlock()
+	if others {
+		c.look()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := map[string]int{}
 	for _, d := range c.found {
 		if now[d.Name] = d.Index; c.known[d.Name] != d.Index {
@@ -239,10 +276,10 @@ func (c *CgroupArrivals) Take(names []string) (fresh []Device, gone bool, err er
 		gone = gone || now[name] != index
 	}
 	c.known = now
-	return fresh, gone, nil
+	return fresh, gone, c.err
 }
 
-// More returns a channel that receives a value when any cgroup was made or removed.
+// More returns a channel that receives a value when there may be another cgroup, or one less.
 func (c *CgroupArrivals) More() <-chan struct{} { return c.more }
 
 // Close stops following.
@@ -252,45 +289,65 @@ func (c *CgroupArrivals) Close() {
 	}
 }
 
-// begin watches all directories of cgroups, also those that are made later.
-func (c *CgroupArrivals) begin() error {
-	mount, err := cgroupMount()
+// look finds the cgroups. In the meantime, others may ask the runtimes for unknown containers.
+func (c *CgroupArrivals) look() {
+	c.mu.Lock()
+	names := c.names
+	c.mu.Unlock()
+	inotify, err := c.watch.SyscallConn()
 	if err != nil {
-		return err
+		return // it was closed
 	}
+	c.watch.SetReadDeadline(time.Time{})
+	var unwatched error
+	f, err := find(names, func(dir string) {
+		inotify.Control(func(fd uintptr) {
+			_, err := unix.InotifyAddWatch(int(fd), dir, unix.IN_CREATE|unix.IN_DELETE|unix.IN_ONLYDIR)
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				unwatched = fmt.Errorf("watch the cgroups in %s: %w; until fs.inotify.max_user_watches is raised, new ones may get their rules %v later", dir, err, lookAgain)
+			}
+		})
+	})
+	err = cmp.Or(err, unwatched)
+	found := f.devices()
+	c.mu.Lock()
+	if err != nil {
+		c.watch.SetReadDeadline(time.Now().Add(lookAgain))
+	}
+	if slices.Equal(names, c.names) {
+		c.found, c.err = found, err
+	}
+	c.mu.Unlock()
+	for _, r := range runtimes {
+		if len(f.unknown) > 0 {
+			go func() {
+				if r.ask(f.unknown, true) {
+					c.watch.SetReadDeadline(time.Now())
+				}
+			}()
+		}
+	}
+}
+
+// begin watches for cgroups.
+func (c *CgroupArrivals) begin() error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("follow the cgroups: %w", err)
 	}
 	c.watch, c.more = os.NewFile(uintptr(fd), "inotify"), make(chan struct{}, 1)
-	look := func() {
-		filepath.WalkDir(mount, func(path string, e fs.DirEntry, err error) error {
-			if err == nil && e.IsDir() { // before it is read, so that none in it is missed
-				unix.InotifyAddWatch(fd, path, unix.IN_CREATE|unix.IN_DELETE|unix.IN_ONLYDIR)
-			}
-			return nil
-		})
-	}
-	look()
-	go func() { // here, because a runtime that is asked for a container may take a while
+	go func() {
 		for buffer := make([]byte, 1<<16); ; {
-			if _, err := c.watch.Read(buffer); err != nil {
+			if _, err := c.watch.Read(buffer); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 				return
 			}
-			look()
-			c.mu.Lock()
-			names := c.names
-			c.mu.Unlock()
-			found := Cgroups(names)
-			c.mu.Lock()
-			if slices.Equal(names, c.names) {
-				c.found = found
-			}
-			c.mu.Unlock()
+			began := time.Now()
+			c.look()
 			select {
 			case c.more <- struct{}{}:
 			default:
 			}
+			time.Sleep(max(lookPause, 2*time.Since(began)))
 		}
 	}()
 	return nil

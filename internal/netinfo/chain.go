@@ -111,6 +111,24 @@ func TCXPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	return ids, nil
 }
 
+// CgroupPrograms returns the programs that packets of a cgroup pass, also those of cgroups above.
+func CgroupPrograms(name string, d policy.Direction) (ids []ebpf.ProgramID, err error) {
+	dir, _, err := OpenCgroup(name)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	const effective = 1 // BPF_F_QUERY_EFFECTIVE
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: CgroupType(d), QueryFlags: effective})
+	if err != nil {
+		return nil, fmt.Errorf("list the programs of %s %s: %w", name, d, err)
+	}
+	for _, p := range result.Programs {
+		ids = append(ids, p.ID)
+	}
+	return ids, nil
+}
+
 // HasTCX reports whether the kernel has tcx. It queries a device that may not exist.
 func HasTCX() bool {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: TCXType(policy.Egress)})
@@ -123,6 +141,14 @@ func TCXType(d policy.Direction) ebpf.AttachType {
 		return ebpf.AttachTCXIngress
 	}
 	return ebpf.AttachTCXEgress
+}
+
+// CgroupType returns the attach type of cgroups for a direction.
+func CgroupType(d policy.Direction) ebpf.AttachType {
+	if d == policy.Ingress {
+		return ebpf.AttachCGroupInetIngress
+	}
+	return ebpf.AttachCGroupInetEgress
 }
 
 // Filters returns all filters of a device's clsact or ingress qdisc, in order.

@@ -134,16 +134,27 @@ func DeviceByName(name string) (Device, error) {
 	return describe(l), nil
 }
 
+// KnownDevice is DeviceByName, without containers that only a runtime knows: that may take seconds to answer.
+func KnownDevice(name string) (Device, error) {
+	if !policy.IsCgroup(name) {
+		return DeviceByName(name)
+	}
+	found, err := find([]string{name}, nil)
+	if err != nil {
+		return Device{}, err
+	}
+	dir, d, err := found.open(name)
+	dir.Close() // nil too
+	return d, err
+}
+
 // DeviceAt finds a device by its index, or by its name if it is a cgroup, and reports whether it exists.
 func DeviceAt(name string, index int) (Device, bool, error) {
 	if !IsCgroup(index) {
 		return DeviceByIndex(index)
 	}
-	d, err := DeviceByName(name)
-	if err != nil || d.Index != index {
-		return Device{}, false, nil
-	}
-	return d, true, nil
+	d, err := KnownDevice(name)
+	return d, err == nil && d.Index == index, nil
 }
 
 // DeviceByIndex finds a device by its index, and reports whether it exists.

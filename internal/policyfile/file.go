@@ -251,4 +251,9 @@ func IsPattern(key string) bool {
 func escape(device string) string { return special.ReplaceAllString(device, `\$0`) }
 
 // Unescape returns the device of a key that is not a pattern.
-func Unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }
+func Unescape(key string) string {
+	if policy.IsCgroup(key) { // has no pattern
+		return key
+	}
+	return escaped.ReplaceAllString(key, "$1")
+}

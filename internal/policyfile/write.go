@@ -125,6 +125,9 @@ func DeviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
 		return "", fmt.Errorf("the name of device %q is not UTF-8, which a policy file must be; rename it", device)
 	}
+	if policy.IsCgroup(device) {
+		return word(device), CheckDevice(device)
+	}
 	if !possible(device) {
 		return "", fmt.Errorf("device %q is not a valid device name", device)
 	}

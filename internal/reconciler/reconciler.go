@@ -454,6 +454,6 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 // exists reports whether a device still exists with its name. A device that was renamed or
 // created again is another arrival.
 func exists(dev netinfo.Device) bool {
-	now, err := netinfo.DeviceByName(dev.Name)
+	now, err := netinfo.KnownDevice(dev.Name)
 	return err != nil && !errors.Is(err, netinfo.ErrNoDevice) || err == nil && now.Index == dev.Index
 }

@@ -25,6 +25,9 @@ import (
 // ErrNoTCX means that tcx was asked for and the kernel, older than 6.6, has none.
 var ErrNoTCX = errors.New("this kernel has no tcx (Linux 6.6 does)")
 
+// ErrOneProgram means that another program keeps ours out of a cgroup.
+var ErrOneProgram = errors.New("another program is attached to this cgroup or to one above it, without BPF_F_ALLOW_MULTI")
+
 // ErrNoClsact means that neither tcx nor the qdisc that stands in for it is there.
 var ErrNoClsact = errors.New("this kernel has neither tcx nor a clsact qdisc")
 
@@ -238,11 +241,10 @@ func (a *attachment) newLink(p *ebpf.Program, mode Mode, name string) (link.Link
 		if dev.Index != a.index {
 			return nil, netinfo.ErrNoDevice // it was made again meanwhile
 		}
-		attach := ebpf.AttachCGroupInetEgress
-		if a.direction == policy.Ingress {
-			attach = ebpf.AttachCGroupInetIngress
+		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: netinfo.CgroupType(a.direction)})
+		if errors.Is(err, unix.EPERM) {
+			return nil, ErrOneProgram
 		}
-		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: attach})
 		if err != nil {
 			return nil, fmt.Errorf("attach to the cgroup: %w", err)
 		}
@@ -348,7 +350,8 @@ func (a *attachment) on(name string) (device netinfo.Device, anywhere bool, err 
 		return netinfo.Device{}, false, err
 	}
 	if netinfo.IsCgroup(index) {
-		return netinfo.DeviceAt(name, index) // the kernel detaches from one that is removed, but only later
+		// Perhaps nobody sees it here. One that was removed is limited until its last socket is closed.
+		return netinfo.Cgroup(name, index), true, nil
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
 	device, here, err := netinfo.DeviceByIndex(index)

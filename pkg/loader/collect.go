@@ -90,20 +90,27 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 		called[dev.Index], here[dev.Name] = dev.Name, true
 	}
 	haveRules := p.store.Have(maps.Exists)
-	var gone []*Hook
+	var hooks []*Hook
+	latest := latest{}
 	for _, set := range p.sets() {
 		if called[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
 		h := p.hookOf(set)
-		// One that is here again has other rules.
-		if h.judge() == nil && h.State == Gone && (keep == nil || !keep(h.Was) || here[h.Was] || policy.IsCgroup(h.Was) && netinfo.Cgroups([]string{h.Was}) != nil) {
-			gone = append(gone, h)
+		if h.judge() == nil {
+			hooks = append(hooks, h)
+			latest.add(h)
 		} else {
 			h.Close()
 		}
 	}
-	defer CloseHooks(gone)
+	defer CloseHooks(hooks)
+	var gone []*Hook
+	for _, h := range hooks { // one that is here again has other rules
+		if h.State == Gone && (keep == nil || !keep(h.Was) || here[h.Was]) || h.isSuperseded(latest) {
+			gone = append(gone, h)
+		}
+	}
 	if gone == nil || p.flush(ApplyOptions{Final: true, beside: true}, gone) != nil {
 		return nil
 	}
@@ -119,7 +126,7 @@ func (p *pins) collectPools() error {
 		if pool.Label.Owner.Device == "" {
 			return false
 		}
-		_, err := netinfo.DeviceByName(pool.Label.Owner.Device)
+		_, err := netinfo.KnownDevice(pool.Label.Owner.Device)
 		return errors.Is(err, netinfo.ErrNoDevice)
 	})
 }

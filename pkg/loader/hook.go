@@ -153,7 +153,7 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 		have := n.pins.store.Have(maps.Exists)
 		exists = func(set *maps.Set) bool { return have[set.Number()] }
 	}
-	here := map[Side]bool{} // with other rules than those of deleted devices
+	latest := latest{}
 	named, indexed := map[string]bool{}, map[int]bool{}
 	for _, dev := range of {
 		named[dev.Name], indexed[dev.Index] = true, true
@@ -172,10 +172,10 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 			continue
 		}
 		hooks = append(hooks, h)
-		here[Side{h.Name(), h.Direction}] = here[Side{h.Name(), h.Direction}] || h.State != Gone
+		latest.add(h)
 	}
 	hooks = slices.DeleteFunc(hooks, func(h *Hook) bool {
-		superseded := h.State == Gone && here[Side{h.Was, h.Direction}]
+		superseded := h.isSuperseded(latest)
 		if superseded {
 			h.Close()
 		}
@@ -185,6 +185,21 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 		return cmp.Or(strings.Compare(a.Name(), b.Name()), strings.Compare(a.Direction.String(), b.Direction.String()))
 	})
 	return hooks, errors.Join(unread...)
+}
+
+// latest has the indexes of devices that are here.
+type latest map[Side]int
+
+func (l latest) add(h *Hook) {
+	if side := (Side{h.Name(), h.Direction}); h.State != Gone {
+		l[side] = max(l[side], h.Set.Ifindex())
+	}
+}
+
+// isSuperseded reports whether another device has the name of this one now, which was deleted.
+func (h *Hook) isSuperseded(by latest) bool {
+	index := by[Side{h.Name(), h.Direction}]
+	return index != 0 && h.State == Gone || netinfo.IsCgroup(index) && h.Set.Ifindex() < index // has sockets
 }
 
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
@@ -202,7 +217,9 @@ func (n *Namespace) Find(name string, d policy.Direction) (found *Hook, err erro
 		return nil, err
 	}
 	hooks, err := n.Hooks(dev)
-	at := slices.IndexFunc(hooks, func(h *Hook) bool { return h.Direction == d && h.Device.Name == dev.Name })
+	at := slices.IndexFunc(hooks, func(h *Hook) bool {
+		return h.Direction == d && h.Device.Name == dev.Name && (dev.Index == 0 || h.Device.Index == dev.Index)
+	})
 	if at < 0 { // moved away, or gone and only to be read
 		at = slices.IndexFunc(hooks, func(h *Hook) bool {
 			return h.Direction == d && h.Was == dev.Name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing)

@@ -43,6 +43,13 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 			all.close()
 			return nil, err
 		}
+		if pools := all[0].Set; pools != nil && slices.ContainsFunc(pools.Policy(), func(r policy.Rule) bool { return r.OfPods() }) {
+			there, err := n.Tables(Attached, Detached)
+			if err != nil {
+				return all, err
+			}
+			phases[0] = policy.BesidePods(phases[0], there)
+		}
 	case onNewHooks:
 		all = orders{n.poolsOrder(nil)}
 	}
@@ -209,12 +216,18 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 		return all, nil
 	}
 	dev, err := netinfo.DeviceByName(t.Device)
-	if errors.Is(err, netinfo.ErrNoDevice) {
-		return all, nil // it was deleted meanwhile
-	}
 	var h *Hook
-	if err == nil {
-		h, err = n.Find(dev.Name, t.Direction)
+	if unseen := errors.Is(err, netinfo.ErrNoDevice); err == nil || unseen {
+		h, err = n.Find(t.Device, t.Direction)
+		if unseen && h != nil {
+			dev = h.Device // a cgroup
+		}
+		if unseen && dev.Index == 0 { // it was deleted meanwhile
+			if h != nil {
+				h.Close()
+			}
+			return all, err
+		}
 	}
 	if err == nil && h == nil && o.returns != nil && o.returns(dev.Name) {
 		h, err = n.left(t)
@@ -236,8 +249,8 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 func (n planner) left(t policy.Table) (left *Hook, err error) {
 	hooks, err := n.Hooks(netinfo.Device{Name: t.Device})
 	for _, h := range hooks {
-		if left == nil && err == nil && h.State == Gone && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
-			left = h
+		if left == nil && err == nil && (h.State == Gone || h.Device.IsCgroup()) && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
+			left, h.State = h, Gone
 		} else {
 			h.Close()
 		}

@@ -149,7 +149,7 @@ func (n planner) settleAmong(all orders, phase int, which scope) (pools []policy
 	tree := policy.NewTree(tables)
 	claims := tree.Grant(func(who string) int {
 		if _, known := turn[who]; !known {
-			dev, _ := netinfo.DeviceByName(who) // a pool comes before devices
+			dev, _ := netinfo.KnownDevice(who) // a pool comes before devices
 			if turn[who] = dev.Index; has[who] {
 				turn[who] -= math.MaxInt32
 			}

@@ -61,6 +61,9 @@ func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
 // ErrCgroup means that rules would queue packets of a cgroup, change their DSCP, or look behind NAT.
 var ErrCgroup = errors.New("in a cgroup, packets can only pass, be marked (ECN) or be dropped, and no hosts are behind NAT")
 
+// ErrUntagged means that a rule is for a VLAN where packets have no tags.
+var ErrUntagged = errors.New("packets have no VLAN tags there, so no rule for a VLAN would match")
+
 // checkCgroup returns ErrCgroup if the programs of a cgroup cannot do what rules say.
 func checkCgroup(lists ...[]policy.Rule) error {
 	isDSCP := func(a policy.Action) bool { return a != 0 && a < policy.ActionPass }
@@ -75,6 +78,11 @@ func checkCgroup(lists ...[]policy.Rule) error {
 // planQueue finds out what the device needs so that rules and pools can delay. It changes nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
 // fq.ErrOldIfb.
 func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
+	untagged := o.dev.IsCgroup() || o.dev.Loopback && o.Direction == policy.Egress
+	isVLAN := func(r policy.Rule) bool { return strings.HasPrefix(policy.CIDR(r.Prefix), "vlan:") }
+	if untagged && slices.ContainsFunc(slices.Concat(rules...), isVLAN) {
+		return ErrUntagged
+	}
 	if o.dev.IsCgroup() {
 		return checkCgroup(rules...)
 	}

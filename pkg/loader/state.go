@@ -90,7 +90,7 @@ func (s *bpfState) open() error {
 		err = maps.ErrOtherLayout
 	}
 	if errors.Is(err, maps.ErrOtherLayout) {
-		s.store, s.foreign = nil, &OtherLayoutError{err: err}
+		s.store, s.lost, s.foreign = nil, "", &OtherLayoutError{err: err} // which may have other pins
 		s.foreign.Hooks, err = s.dir.otherHooks()
 		return err
 	}

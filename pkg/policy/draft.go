@@ -1,6 +1,11 @@
 package policy
 
-import "net/netip"
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+)
 
 // An Origin is where an option of a Draft comes from. It decides what happens to an option that has no use beside the others.
 type Origin uint8
@@ -44,6 +49,29 @@ func (d *Draft) Give(o *Option, value string) error {
 		d.Mark(o)
 	}
 	return err
+}
+
+// GiveAll gives options, none twice by an alias, as far as they are possible.
+func (d *Draft) GiveAll(options map[string]string, possible func(*Option) bool) error {
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		o := FindOption(name)
+		switch {
+		case o == nil || !possible(o):
+			var names []string
+			for _, o := range Options {
+				if possible(o) {
+					names = append(names, o.Name)
+				}
+			}
+			return fmt.Errorf("%.64q is not possible here; use %s", name, oneOf(names))
+		case d.Has(o):
+			return fmt.Errorf("%s is given twice; remove one of them", o.Name)
+		}
+		if err := d.Give(o, options[name]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Mark says that an option is given by the value that it has.

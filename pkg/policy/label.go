@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"iter"
@@ -48,15 +47,6 @@ func FindName(written string, names iter.Seq[string]) (found string) {
 		return ""
 	}
 	return found
-}
-
-// ShortName is a text as a name. One that is too long ends with a hash, so that it stays another one than others.
-func ShortName(s string) string {
-	if len(s) <= MaxName {
-		return s
-	}
-	end := fmt.Sprintf("~%.6x", sha256.Sum256([]byte(s)))
-	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
 }
 
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.

@@ -63,7 +63,7 @@ func parseMark(s, kind, text string) (netip.Prefix, error) {
 	binary.BigEndian.PutUint32(b[8:], uint32(slices.Index(markKinds, kind)+1))
 	binary.BigEndian.PutUint32(b[12:], uint32(value))
 	switch p := netip.PrefixFrom(netip.AddrFrom16(b), 128); {
-	case err == nil && IsMark(p):
+	case err == nil && IsMark(p) && (text[0] != '0' || text[1]|0x20 == 'x'): // others would take 010 for 10
 		return p, nil
 	case kind == markKinds[kindVLAN-1]:
 		return netip.Prefix{}, fmt.Errorf("network %.64q is not a VLAN; write vlan:1 to vlan:%d", s, mostVLAN)

@@ -21,7 +21,7 @@ func TestMarks(t *testing.T) {
 		}
 	}
 	for written, says := range map[string]string{
-		"mark:0": "write a number from 1", "mark:0x100000000": "write a number from 1", "mark:": "write a number", "mark:-1": "write a number",
+		"mark:0": "write a number from 1", "mark:0x100000000": "write a number from 1", "mark:": "write a number", "mark:-1": "write a number", "mark:010": "write a number", "vlan:0b1": "vlan:1 to",
 		"mark:0x10/0xff": "has a mask", "vlan:0": "vlan:1 to vlan:4094", "vlan:4095": "vlan:1 to vlan:4094", "vlan:x": "not a VLAN",
 		"100::1:0:10": "write mark:0x10", "100::/64": "write mark:0x10", "100::ffff/128": "write mark:0x10",
 	} {
