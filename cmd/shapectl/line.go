@@ -354,7 +354,7 @@ func (e *env) warnOfLine(name string) error {
 	}
 	for _, f := range doctor.Judge(facts) {
 		if f.Device == name && (f.Status == report.Warning || f.Status == report.Failed) {
-			e.say("%s %s: %s; %s", plain.Line(f.Device), f.Direction, f.Finding, f.Advice)
+			e.sayFinding(f)
 		}
 	}
 	return nil
