@@ -172,7 +172,9 @@ func TestLineConfirm(t *testing.T) {
 	for _, line := range []string{homeLine, "line va off"} {
 		r.refused(exitInput, "the last change is not confirmed yet", fields(line)...)
 	}
-	r.ok("rollback")
+	if got := r.ok("rollback"); !strings.Contains(got, ", by 'line va --down 100mbit --up 10mbit --no-queue --confirm 60s'\n") {
+		t.Errorf("rollback says %s", got)
+	}
 	if after := r.ok("export"); after != before {
 		t.Errorf("before there was\n%sand after\n%s", before, after)
 	}
@@ -220,6 +222,7 @@ func TestLineRefused(t *testing.T) {
 		"unlimited":            {"", "line va --up unlimited", "leave the flag out for a direction without a limit"},
 		"no unit":              {"", "line va --up 1mb", "ambiguous"},
 		"a link of cells":      {"", "line va --up 1mbit --link atm", "counts ATM cells, which is not supported"},
+		"a link by its line":   {"", "line va --up 1mbit --link cable", "did you mean docsis?"},
 		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use one of host, flow"},
 		"a rate twice":         {"", "line va --up 1mbit --up 2mbit", "it was given already"},
 		"min without adapt":    {"", "line va --up 1mbit --min 100kbit", "give --adapt, too"},
@@ -232,7 +235,7 @@ func TestLineRefused(t *testing.T) {
 		"such a pool":          {"set va\u00a0egress --new --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
-		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared in the other way"},
+		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared by connections, and now would be by hosts with addresses of their own"},
 		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `delete them first, or move them with --within none: va egress 10.0.0.1/32: within "va egress": there is no such pool`},
 	} {
 		t.Run(name, func(t *testing.T) {
