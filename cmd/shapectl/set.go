@@ -202,8 +202,15 @@ func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
 		if network := policy.CIDR(r.Prefix); t.Direction == policy.Ingress && !dev.IsCgroup() && strings.HasPrefix(network, "mark:") {
 			e.say("%s ingress: nftables marks packets after this rule sees them; set the rule for %s where they leave", plain.Line(dev.Name), network)
 		}
-		if inside := behind.Hides(r.Prefix); inside != "" {
+		inside := behind.Hides(r.Prefix)
+		if inside != "" {
 			e.say("%s %s: no packet here has an address of %s, which is behind NAT; set this rule on %s", plain.Line(dev.Name), t.Direction, policy.CIDR(r.Prefix), plain.Line(inside))
+		}
+		switch where := plain.Line(dev.Name) + " " + t.Direction.String(); {
+		case r.NAT && behind.NAT == nil:
+			e.say("%s: no host is known to be behind NAT here; leave --nat out, or give it on the device of the line", where)
+		case r.NAT && inside != "":
+			e.say("%s: a rule with --nat is for the addresses of other hosts, such as 0.0.0.0/0", where)
 		}
 	}
 	return err
