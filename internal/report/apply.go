@@ -226,7 +226,12 @@ func NewDifferences(differences []policy.Difference) Differences {
 			r.Change = "remove"
 		default:
 			for _, c := range policy.Changes(d.Have, d.Want) {
-				r.Options, parts = append(r.Options, OptionChange(c)), append(parts, c.String())
+				r.Options = append(r.Options, OptionChange(c))
+				if c.Option == "rate" && d.Want.Rate == policy.Unlimited && d.Want.Within != "" {
+					parts = append(parts, "rate "+c.Have+" -> that of its pool")
+				} else {
+					parts = append(parts, c.String())
+				}
 			}
 		}
 		if r.says = strings.Join(parts, ", "); parts == nil {
