@@ -16,8 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -40,14 +43,8 @@ type follower struct {
 	pods       listers.PodLister
 	namespaces listers.NamespaceLister
 
+	events        record.EventRecorder
 	told, telling map[string]string // messages about pods and namespaces, of the last look and of this one
-	before        map[string]before // by pool and its note
-}
-
-// before is the limit that a pod had before it had an annotation, if that is known.
-type before struct {
-	limit     policy.Rule
-	annotated bool
 }
 
 // run follows pods until ctx ends. Limits stay as they are while the API server does not answer.
@@ -64,6 +61,9 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 		DeleteFunc: func(any) { notify() },
 		UpdateFunc: func(any, any) { notify() }, // any status of a pod may be the first one after shapectl-cni has limited it
 	}
+	events := record.NewBroadcaster()
+	events.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	f.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "shapectl", Host: f.node})
 	ofNode := fields.OneTermEqualSelector("spec.nodeName", f.node).String()
 	pods := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = ofNode }))
 	all := informers.NewSharedInformerFactory(client, 0)
@@ -97,13 +97,16 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// tell logs an error about something, unless the last look did.
-func (f *follower) tell(what string, err error) {
+// tell logs an error about something, unless the last look did, and makes it an event of pods.
+func (f *follower) tell(what string, err error, pods ...*corev1.Pod) {
 	if err == nil {
 		return
 	}
 	if f.told[what] != err.Error() {
 		log.Print(strings.TrimPrefix(what+": ", ": "), err)
+		for _, pod := range pods {
+			f.events.Event(pod, corev1.EventTypeWarning, "Limit", what+": "+err.Error())
+		}
 	}
 	f.telling[what] = err.Error()
 }
@@ -149,8 +152,7 @@ func (f *follower) sync() error {
 	// A pod gets into the pool of its namespace first: whatever its own annotation is, it must not escape that.
 	var members, limits, waiting []policy.Rule
 	changed := map[policy.Within]bool{}
-	about, had := map[string]string{}, f.before
-	f.before = map[string]before{}
+	about := map[string]string{}
 	for i, p := range pools {
 		p = p.WithoutGuarantee()
 		pod := podOf[p.Label.Name]
@@ -158,7 +160,7 @@ func (f *follower) sync() error {
 			continue
 		}
 		direction := policy.PodDirections[p.Label.Owner.Direction]
-		who := pod.Namespace + "/" + pod.Name + " " + direction
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[p.Label.Owner.Direction]
 		about[p.Label.Name] = who
 		above := p.Within // what the network of the pod gives
 		if group := all[above]; group.Label.Note == policy.NamespaceNote {
@@ -176,31 +178,18 @@ func (f *follower) sync() error {
 		if member != p {
 			members = append(members, member)
 		}
-		key, want := p.Label.Name+p.Label.Note, member
-		was := had[key]
-		l, err := limitOf(pod.Annotations, direction, false)
-		switch {
-		case err != nil:
-		case l != nil:
-			was.annotated = true
-			want, err = limitIn(*l, member, group)
-		case was.annotated && !was.limit.Pool:
-			want, err = limitIn(policy.Limit{Rate: policy.MaxRate}, member, group)
-			was.annotated = want != p
-		case was.annotated:
-			want = within(was.limit, above, group)
-			was.annotated = want != p
-		default:
-			was.limit = p
+		want := member
+		l, notice, err := limitOf(pod.Annotations, direction, false)
+		if _, _, annotated := policy.CutPodNote(p.Label.Note); err == nil && (l != nil || annotated) {
+			want, err = limitIn(l, member, group)
 		}
-		f.tell(who, err)
+		f.tell(who, cmp.Or(err, notice), pod)
 		switch {
 		case err == nil && want != member:
 			limits = append(limits, want)
 		case member == p && pools[i].Guarantee == 0 && p.Label.Waits != 0:
 			waiting = append(waiting, p)
 		}
-		f.before[key] = was
 	}
 	for name := range changed {
 		members = append([]policy.Rule{all[name]}, members...)
@@ -222,10 +211,10 @@ func (f *follower) sync() error {
 
 // groupOf is the pool of a namespace in a direction; the zero Rule for none. It stays as it is if its annotation is not valid.
 func (f *follower) groupOf(namespace, direction string, above policy.Within, all map[policy.Within]policy.Rule) (policy.Rule, error) {
-	var l *policy.Limit
+	var l *policy.Draft
 	ns, err := f.namespaces.Get(namespace)
 	if err == nil {
-		l, err = limitOf(ns.Annotations, direction, true)
+		l, _, err = limitOf(ns.Annotations, direction, true)
 	}
 	name := policy.NamespacePool(namespace, direction, above)
 	have := all[policy.Within(name)]
@@ -237,6 +226,7 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within, all
 	case err != nil:
 		return have, err
 	}
+	*l = l.OnNetwork(policy.Draft{})
 	l.Note, l.Within = policy.NamespaceNote, above
 	if f.cluster {
 		l.Cluster.Name = policy.ClusterName(name)
@@ -259,17 +249,24 @@ func within(p policy.Rule, above policy.Within, group policy.Rule) policy.Rule {
 	return p
 }
 
-// limitIn is the pool of a pod with the limit of an annotation.
-func limitIn(l policy.Limit, have, group policy.Rule) (policy.Rule, error) {
+// limitIn is the pool of a pod with the limit of an annotation, nil for none, over what its network gives.
+func limitIn(l *policy.Draft, have, group policy.Rule) (policy.Rule, error) {
+	whose, network, annotated := policy.CutPodNote(have.Label.Note)
+	var d policy.Draft
+	if annotated = l != nil; annotated {
+		d = *l
+	}
 	switch {
-	case !group.Pool && (l.Guarantee != 0 || l.Weight != 0):
+	case !group.Pool && (d.Guarantee != 0 || d.Weight != 0):
 		return have, errors.New("guarantee and weight count within the limit of the namespace, which has none; annotate the namespace, too")
-	case l.Guarantee != 0 && group.Cluster.Name != "":
+	case d.Guarantee != 0 && group.Cluster.Name != "":
 		return have, errors.New("guarantee has no use where the namespace has one limit for all nodes; remove it, or use weight")
 	}
-	l.Within, l.Owner, l.Note = have.Within, have.Label.Owner, have.Label.Note
-	pool, err := l.Pool(have.Label.Name)
-	return pool.WithoutGuarantee(), err
+	d = d.OnNetwork(network)
+	d.Within, d.Owner = have.Within, have.Label.Owner
+	d.Note, _ = policy.PodNote(whose, network, annotated)
+	pool, err := d.Pool(have.Label.Name)
+	return within(pool.WithoutGuarantee(), have.Within, group), err
 }
 
 // put changes pools at one moment. If one of them is refused, it changes the others one by one.
@@ -297,9 +294,9 @@ func (f *follower) put(n *loader.Namespace, about map[string]string, pools []pol
 // tellLacking tells why a pod does not have a limit that annotations ask for.
 func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 	have := slices.Collect(maps.Values(about))
-	for _, direction := range policy.PodDirections {
-		who := pod.Namespace + "/" + pod.Name + " " + direction
-		l, err := limitOf(pod.Annotations, direction, false)
+	for d, direction := range policy.PodDirections {
+		who := pod.Namespace + "/" + pod.Name + " " + policy.PodVerbs[d]
+		l, _, err := limitOf(pod.Annotations, direction, false)
 		group, _ := f.groupOf(pod.Namespace, direction, "", nil)
 		switch {
 		case slices.Contains(have, who), l == nil && err == nil && !group.Pool:
@@ -309,6 +306,6 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 		case pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil:
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}
-		f.tell(who, err)
+		f.tell(who, err, pod)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
 
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -42,7 +44,7 @@ func newRig(t *testing.T) *rig {
 	r.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.nsStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	r.follower = follower{
-		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{},
+		node: "here", options: loader.Options{BPFFS: testenv.BPFFS(t)}, telling: map[string]string{}, events: record.NewFakeRecorder(100),
 		pods: listers.NewPodLister(r.podStore), namespaces: listers.NewNamespaceLister(r.nsStore),
 	}
 	log.SetOutput(&r.log)
@@ -53,6 +55,13 @@ func newRig(t *testing.T) *rig {
 // start does what shapectl-cni does for a pod in both directions.
 func (r *rig) start(device, rules string, rate policy.Rate, within policy.Within) {
 	r.Helper()
+	r.startIn(map[string]string{"rate": rate.String()}, device, rules, within)
+}
+
+func (r *rig) startIn(options map[string]string, device, rules string, within policy.Within) {
+	r.Helper()
+	var network policy.Draft
+	testenv.Must(r, network.GiveAll(options, func(*policy.Option) bool { return true }))
 	testenv.Veth(r, device, device+"p")
 	n, err := loader.WriteFirst(r.options)
 	testenv.Must(r, err)
@@ -61,7 +70,10 @@ func (r *rig) start(device, rules string, rate policy.Rate, within policy.Within
 	var pools []policy.Rule
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		owner, note := policy.Owner{Device: device, Direction: d}, "cni net "+device+" eth0"
-		pool, err := policy.Limit{Rate: rate, Within: within, Owner: owner, Note: note}.Pool(owner.String())
+		limit := policy.Draft{}.OnNetwork(network)
+		limit.Within, limit.Owner = within, owner
+		limit.Note, _ = policy.PodNote(note, network, false)
+		pool, err := limit.Pool(owner.String())
 		testenv.Must(r, err)
 		pools = append(pools, pool)
 		t := policy.Table{Device: device, Direction: d, Match: d.FarSide()}
@@ -138,8 +150,9 @@ func TestAnnotations(t *testing.T) {
 		{annotations{}, false, "nothing"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M"}, true, "nothing"},
-		{annotations{"kubernetes.io/egress-bandwidth": "1k"}, false, "8kbit"},
-		{annotations{"kubernetes.io/egress-bandwidth": "1e30"}, false, "400gbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1k"}, false, "kubernetes.io/egress-bandwidth 1k is not in 8k to 400G bits per second; the pod gets 8kbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1e30"}, false, "kubernetes.io/egress-bandwidth 1e30 is not in 8k to 400G bits per second; the pod gets 400gbit"},
+		{annotations{"kubernetes.io/egress-bandwidth": "10", "shapectl.dev/egress": "1mbit"}, false, "1mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": "{share: flow}"}, false, "10mbit"},
 		{annotations{"kubernetes.io/egress-bandwidth": "10M", "shapectl.dev/egress": " 5mbit"}, false, "5mbit"},
 		{annotations{"shapectl.dev/egress": "rate: 5mbit\nweight: 2"}, false, "5mbit"},
@@ -152,17 +165,19 @@ func TestAnnotations(t *testing.T) {
 		{annotations{"shapectl.dev/egress": "{rate: 1mbit, cir: 2mbit}"}, false, "shapectl.dev/egress: rate is given twice; remove one of them"},
 		{annotations{"shapectl.dev/egress": "rate: 1mbit\n---\nrate: 2mbit"}, false, `shapectl.dev/egress "rate: 1mbit\n---\nrate: 2mbit" is not valid; write a rate such as 10mbit, or options such as {rate: 10mbit, share: flow}`},
 		{annotations{"shapectl.dev/egress": "{colour: red}"}, false, `shapectl.dev/egress: "colour" is not possible here; use ` + only + shadow},
+		{annotations{"shapectl.dev/egress": "{shadow: rte=1mbit}"}, false, `shapectl.dev/egress: shadow "rte=1mbit": a shadow has no rte of its own; use rate, capacity, each, penalty, pir, pbs, eir, ebs, overhead or mpu`},
 		{annotations{"shapectl.dev/egress": "{within: other}"}, false, `shapectl.dev/egress: "within" is not possible here; use ` + only + shadow},
 		{annotations{"shapectl.dev/egress": "{cluster-safe: 1mbit}"}, false, `shapectl.dev/egress: "cluster-safe" is not possible here; use ` + only + shadow},
 		{annotations{"shapectl.dev/egress": "{cluster: other}"}, true, `shapectl.dev/egress: "cluster" is not possible here; use ` + only + ", cluster-weight, cluster-floor, cluster-share, cluster-safe" + shadow},
 		{annotations{"shapectl.dev/egress": "{note: cni net x eth0}"}, false, `shapectl.dev/egress: "note" is not possible here; use ` + only + shadow},
 	} {
-		l, err := limitOf(test.a, "egress", test.namespace)
+		l, notice, err := limitOf(test.a, "egress", test.namespace)
 		got := "nothing"
 		if l != nil {
-			got = l.Rate.String()
+			d := l.OnNetwork(policy.Draft{})
+			got = d.Rate.String()
 		}
-		if err != nil {
+		if err := cmp.Or(err, notice); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
@@ -198,7 +213,7 @@ func TestFollow(t *testing.T) {
 	}()
 	testenv.Must(t, r.run(ctx, client))
 	testenv.Must(t, <-failed)
-	if got := r.log.String(); !strings.Contains(got, "shop/web ingress: 10mbit") || !strings.Contains(got, "shop/web ingress: 20mbit") {
+	if got := r.log.String(); !strings.Contains(got, "shop/web receives: 10mbit") || !strings.Contains(got, "shop/web receives: 20mbit") {
 		t.Errorf("logged %s", got)
 	}
 	if got := r.pools()["va egress"]; !strings.HasPrefix(got, "20mbit") {
@@ -217,26 +232,22 @@ func TestPod(t *testing.T) {
 	web(nil)
 	r.expect("", "va egress: 100mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 30mbit, share: flow}"})
-	r.expect("shop/web ingress: 30mbit", "va egress: 30mbit (3.75 MB/s), burst 1.125 MB (300 ms), shared fairly by its flows", "va ingress: 100mbit")
+	r.expect("shop/web receives: 30mbit", "va egress: 30mbit (3.75 MB/s), burst 1.125 MB (300 ms), shared fairly by its flows", "va ingress: 100mbit")
 	web(annotations{"shapectl.dev/ingress": "{rate: 3x}"})
-	r.expect(`shop/web ingress: shapectl.dev/ingress: rate "3x"`, "va egress: 30mbit")
+	r.expect(`shop/web receives: shapectl.dev/ingress: rate "3x"`, "va egress: 30mbit")
+	if got := <-r.events.(*record.FakeRecorder).Events; !strings.HasPrefix(got, `Warning Limit shop/web receives: shapectl.dev/ingress: rate "3x"`) {
+		t.Errorf("the event of the pod is %s", got)
+	}
 	web(annotations{"shapectl.dev/ingress": "{rate: 3mbit, guarantee: 1mbit}"})
-	r.expect("shop/web ingress: guarantee and weight count within the limit of the namespace", "va egress: 30mbit")
+	r.expect("shop/web receives: guarantee and weight count within the limit of the namespace", "va egress: 30mbit")
 	web(nil)
-	r.expect("shop/web ingress: 100mbit", "va egress: 100mbit")
-
-	web(annotations{"shapectl.dev/ingress": "4mbit"}) // a pod that had it before the follower started
-	r.expect("shop/web ingress: 4mbit")
-	r.before = nil
-	r.expect("", "va egress: 4mbit")
-	web(nil)
-	r.expect("shop/web ingress: 400gbit", "va egress: 400gbit")
+	r.expect("shop/web receives: 100mbit", "va egress: 100mbit")
 
 	// Deleted, and created again with that name, on another device.
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	web(annotations{"shapectl.dev/egress": "7mbit"})
 	r.start("vb", "shop/web", policy.MaxRate, "")
-	r.expect("shop/web egress: 7mbit", "vb ingress: 7mbit", "vb egress: 400gbit")
+	r.expect("shop/web sends: 7mbit", "vb ingress: 7mbit", "vb egress: 400gbit")
 
 	elsewhere := pod("shop", "web", annotations{"shapectl.dev/egress": "8mbit"})
 	elsewhere.Spec.NodeName = "there"
@@ -247,15 +258,15 @@ func TestPod(t *testing.T) {
 	r.namespace(long[:63], nil)
 	r.start("vc", policy.ShortName(long[:63]+"/"+long), policy.MaxRate, "")
 	r.pod(pod(long[:63], long, annotations{"shapectl.dev/egress": "9mbit"}))
-	r.expect(long+" egress: 9mbit", "vc ingress: 9mbit")
+	r.expect(long+" sends: 9mbit", "vc ingress: 9mbit")
 
 	host := pod("shop", "host", annotations{"shapectl.dev/egress": "9mbit"})
 	host.Spec.HostNetwork = true
 	r.pod(host)
-	r.expect("shop/host egress: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
+	r.expect("shop/host sends: a pod with hostNetwork has no device of its own, so annotations cannot limit it\n")
 	for range 2 { // deleted, and created again with the same fault
 		r.pod(pod("shop", "late", annotations{"shapectl.dev/egress": "9mbit"}))
-		r.expect("shop/late egress: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
+		r.expect("shop/late sends: shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again\n")
 		r.podStore.Delete(pod("shop", "late", nil))
 		r.expect("")
 	}
@@ -268,12 +279,12 @@ func TestNamespace(t *testing.T) {
 	r.start("vb", "shop/b", policy.MaxRate, "")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{within: uplink}"})) // which must not escape
-	r.expect(`shop/b egress: shapectl.dev/egress: "within" is not possible here`,
+	r.expect(`shop/b sends: shapectl.dev/egress: "within" is not possible here`,
 		"namespace shop egress: 50mbit", "va egress: 400gbit",
 		`va ingress: 20mbit (2.5 MB/s), burst 750 kB (300 ms), within pool "namespace shop egress", 10mbit of it guaranteed, weight 3`,
 		`vb ingress: within pool "namespace shop egress"`)
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 45mbit}"})) // there is no room
-	r.expect("shop/b egress: 400gbit", "vb ingress: within pool")
+	r.expect("shop/b sends: 400gbit", "vb ingress: within pool")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, weight: 3}"})) // which makes some
 	r.expect("", "vb ingress: 45mbit of it guaranteed")
 	r.pod(pod("shop", "a", annotations{"shapectl.dev/egress": "{rate: 20mbit, guarantee: 10mbit, weight: 3}"}))
@@ -288,7 +299,7 @@ func TestNamespace(t *testing.T) {
 	r.namespace("shop", annotations{"shapectl.dev/egress": "{guarantee: 1mbit}"})
 	r.expect("namespace shop egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
 	r.namespace("shop", nil)
-	r.expect("shop/a egress: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
+	r.expect("shop/a sends: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
 }
 
 var (
@@ -346,6 +357,18 @@ func TestNetworks(t *testing.T) {
 	r.pod(pod("shop", "b", annotations{"shapectl.dev/egress": "{guarantee: 999mbit, weight: 256}"}))
 	r.namespace("shop", nil)
 	r.expect("guarantee and weight count within the limit of the namespace, which has none", `vb ingress: 400gbit (50 GB/s), burst 15 GB (300 ms), within pool "uplink"`)
+	r.startIn(map[string]string{"share": "flow", "capacity": "50ms", "guarantee": "2mbit", "weight": "3"}, "vc", "shop/c", "uplink")
+	for _, c := range []struct {
+		a    annotations
+		want string
+	}{ // an annotation changes what it says, and nothing else of what the network gives
+		{annotations{"kubernetes.io/egress-bandwidth": "15M"}, "15mbit (1.875 MB/s), burst 93.75 kB (50 ms), shared fairly by its flows, within pool \"uplink\", 2mbit of it guaranteed, weight 3"},
+		{annotations{"kubernetes.io/egress-bandwidth": "1M", "shapectl.dev/egress": "{share: host}"}, "1mbit (125 kB/s), burst 6.25 kB (50 ms), shared fairly by its hosts, within pool \"uplink\", 1mbit of it guaranteed, weight 3"},
+		{nil, "400gbit (50 GB/s), burst 2.5 GB (50 ms), shared fairly by its flows, within pool \"uplink\", 2mbit of it guaranteed, weight 3"},
+	} {
+		r.pod(pod("shop", "c", c.a))
+		r.expect("shop/c sends: ", "vc ingress: "+c.want)
+	}
 	r.pod(pod("shop", "b", nil))
 	r.namespace("shop", annotations{"shapectl.dev/egress": "50mbit", "shapectl.dev/ingress": "50mbit"})
 	r.expect(`another pool is called "namespace shop ingress"; remove it, or give it another name`, "namespace shop ingress: 1gbit")

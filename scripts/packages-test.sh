@@ -261,9 +261,13 @@ use() {
 	mkdir -p /var/lib/shapectl /etc/systemd/system/multi-user.target.wants
 	touch /var/lib/shapectl/policy.yaml
 	ln -s /usr/lib/systemd/system/shapectl.service /etc/systemd/system/multi-user.target.wants/
+	mkdir -p /etc/cni/net.d
+	echo '{"plugins": [{"type": "shapectl-cni"}]}' >/etc/cni/net.d/10-pods.conflist
 
 	said=$(nsenter --net="/run/netns/$near" dpkg -r shapectl 2>&1)
 	[[ $said == *'shapectl flush --all'* ]] || die "dpkg -r does not say how to lift the limits: $said"
+	[[ $said == *'take shapectl-cni out of:'*/etc/cni/net.d/10-pods.conflist* ]] || die "dpkg -r does not say that pods need the plugin: $said"
+	rm /etc/cni/net.d/10-pods.conflist
 	asked 'dpkg -r' 'stop shapectl-serve.service shapectl.service;daemon-reload'
 	kept 'after dpkg -r'
 	[[ -e /etc/shapectl/policy.yaml && -e /var/lib/shapectl/policy.yaml ]] || die 'dpkg -r removes the policy'

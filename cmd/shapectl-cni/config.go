@@ -16,6 +16,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	spec "github.com/containernetworking/cni/pkg/version"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -36,6 +37,27 @@ const noBurst = math.MaxInt32
 // options are those of a policy file, by their names.
 type options map[string]string
 
+func (o *options) UnmarshalJSON(text []byte) error {
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(text, &values); err != nil || values == nil {
+		return err
+	}
+	*o = options{}
+	for key, value := range values {
+		var s string
+		switch value[0] {
+		case '{', '[', 'n':
+			return fmt.Errorf("the value of %q must be a text, a number, true or false", key)
+		case '"':
+			_ = json.Unmarshal(value, &s) // it is valid
+		default:
+			s = string(value)
+		}
+		(*o)[key] = s
+	}
+	return nil
+}
+
 // A network is the configuration of the plugin in a network. The network's own rates come before those of the runtime.
 type network struct {
 	types.PluginConf
@@ -48,8 +70,45 @@ type network struct {
 	Pools   map[string]options `json:"pools"` // of a node or namespace, made when a pod needs them
 }
 
+// keys are those of the configuration: of the CNI specification and its conventions, and of this plugin.
+var keys = strings.Fields("cniVersion name type capabilities args dns ipam ipMasq prevResult runtimeConfig " +
+	"ingressRate ingressBurst egressRate egressBurst shapedSubnets unshapedSubnets ingress egress pools")
+
+// decode decodes one key at a time, so that an error can name it.
+func (c *network) decode(stdin []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(stdin, &all); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if !slices.ContainsFunc(keys, func(k string) bool { return strings.EqualFold(k, key) }) && !strings.HasPrefix(key, "cni.dev/") {
+			return unknown("key", key, keys)
+		}
+		one, _ := json.Marshal(map[string]json.RawMessage{key: all[key]}) // it is valid
+		err := json.Unmarshal(one, c)
+		if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return fmt.Errorf("%q cannot be of the JSON type %s", key, e.Value)
+		} else if err != nil {
+			return fmt.Errorf("%q: %w", key, err)
+		}
+	}
+	for name := range c.Capabilities {
+		if name != "bandwidth" && plain.Similar(name, []string{"bandwidth"}) != "" {
+			return unknown("capability", name, []string{"bandwidth"})
+		}
+	}
+	return nil
+}
+
+func unknown(what, name string, names []string) error {
+	if similar := plain.Similar(name, names); similar != "" {
+		return fmt.Errorf("unknown %s %q; did you mean %q?", what, name, similar)
+	}
+	return fmt.Errorf("unknown %s %q; remove it", what, name)
+}
+
 func parse(stdin []byte) (c network, result *current.Result, err error) {
-	if err = json.Unmarshal(stdin, &c); err != nil {
+	if err = c.decode(stdin); err != nil {
 		return c, nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not valid", err.Error())
 	}
 	if interfaces, _ := c.RawPrevResult["interfaces"].([]any); slices.Contains(interfaces, nil) {
@@ -65,9 +124,10 @@ func parse(stdin []byte) (c network, result *current.Result, err error) {
 
 // A pod is an attachment of a container to a network.
 type pod struct {
-	note string // tells whose pools and rules are: see network.noteOf
-	name string // NAMESPACE/POD in Kubernetes, or the container's ID
-	ns   string // the namespace in Kubernetes
+	note   string // tells whose pools and rules are: see network.noteOf
+	device string // inside the pod
+	name   string // NAMESPACE/POD in Kubernetes, or the container's ID
+	ns     string // the namespace in Kubernetes
 }
 
 // note is the note of pools that belong to a network.
@@ -79,7 +139,7 @@ func (c *network) noteOf(container, device string) string {
 }
 
 func (c *network) podOf(args *skel.CmdArgs) (p pod) {
-	p = pod{note: c.noteOf(args.ContainerID, args.IfName), name: args.ContainerID}
+	p = pod{note: c.noteOf(args.ContainerID, args.IfName), device: args.IfName, name: args.ContainerID}
 	var name string
 	for pair := range strings.SplitSeq(args.Args, ";") {
 		switch key, value, _ := strings.Cut(pair, "="); key {
@@ -92,16 +152,15 @@ func (c *network) podOf(args *skel.CmdArgs) (p pod) {
 	if name != "" {
 		p.name = strings.TrimPrefix(p.ns+"/"+name, "/")
 	}
-	p.name = policy.ShortName(p.name)
 	return p
 }
 
 // limits returns the pools that a pod may need, and its rules on its device on the host, which it looks for; nil for none. Notices
 // say what differs from what is asked for.
 func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []policy.Table, notices []string, err error) {
-	asked := c.bandwidth
+	asked, annotated := c.bandwidth, false
 	if asked.IngressRate|asked.IngressBurst|asked.EgressRate|asked.EgressBurst == 0 {
-		asked = c.RuntimeConfig.Bandwidth
+		asked, annotated = c.RuntimeConfig.Bandwidth, true
 	}
 	shaped := append(slices.Clip(c.ShapedSubnets), c.RuntimeConfig.Bandwidth.ShapedSubnets...)
 	unshaped := append(slices.Clip(c.UnshapedSubnets), c.RuntimeConfig.Bandwidth.UnshapedSubnets...)
@@ -134,32 +193,39 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 				return nil, nil, err
 			}
 		}
-		limit, err := p.limit(side.options)
-		switch {
-		case side.rate != 0:
-			limit.Rate = policy.Rate(side.rate)
-		case limit.Rate == 0, limit.Rate == policy.Unlimited:
-			limit.Rate = policy.MaxRate // only the pools above limit it
+		network, err := p.draft(side.options)
+		var pod policy.Draft // what is asked for this pod
+		if side.rate != 0 {
+			pod.Rate = policy.Rate(min(max(side.rate, uint64(policy.MinRate)), uint64(policy.MaxRate)))
+			pod.Mark(policy.FindOption("rate"))
 		}
 		switch {
-		case limit.Rate < policy.MinRate:
-			limit.Rate = policy.MinRate
+		case side.rate == 0:
+		case pod.Rate > policy.Rate(side.rate):
 			notices = append(notices, fmt.Sprintf("%sRate %d is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", side.name, side.rate))
-		case limit.Rate > policy.MaxRate:
-			limit.Rate = policy.MaxRate
+		case pod.Rate < policy.Rate(side.rate):
 			notices = append(notices, fmt.Sprintf("%sRate %d is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", side.name, side.rate))
 		}
 		if side.burst > 0 && side.burst < noBurst {
 			bytes := max(side.burst/8, policy.MinCapacity)
-			limit.Capacity.Set(fmt.Sprintf("%db", bytes))
+			pod.Capacity.Set(fmt.Sprintf("%db", bytes))
+			pod.Mark(policy.FindOption("capacity"))
 			if bytes != side.burst/8 {
 				notices = append(notices, fmt.Sprintf("%sBurst %d is below one full packet; the pod gets %d bits", side.name, side.burst, 8*bytes))
 			}
 		}
-		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, p.note
+		if !annotated {
+			pod, network = policy.Draft{}, pod.Over(network)
+		}
+		note, whole := policy.PodNote(p.note, network, annotated && side.rate != 0)
+		if !whole {
+			notices = append(notices, side.name+" has too many options; after a change of its annotation, the pod keeps only the rate of them")
+		}
+		limit := pod.OnNetwork(network)
+		limit.Owner, limit.Note = policy.Owner{Device: device, Direction: side.direction}, note
 		var pool policy.Rule
 		if err == nil {
-			pool, err = limit.Pool(limit.Owner.String())
+			pool, err = limit.Pool(policy.PodPool(p.name, p.device, side.direction))
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", side.name, err)
@@ -179,11 +245,13 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 		return nil, nil, nil
 	}
 	for name, options := range c.Pools {
-		limit, err := p.limit(options)
+		limit, err := p.draft(options)
 		limit.Note = c.note()
 		var pool policy.Rule
-		if err == nil {
-			pool, err = limit.Pool(p.inNamespace(name))
+		if full, braces := p.inNamespace(name); cmp.Or(err, braces) == nil {
+			pool, err = limit.Pool(full)
+		} else {
+			err = cmp.Or(err, braces)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("pool %q: %w", name, err)
@@ -195,26 +263,31 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 }
 
 // inNamespace writes the namespace of a pod into the name of a pool.
-func (p pod) inNamespace(s string) string {
-	if name := strings.ReplaceAll(s, "{namespace}", p.ns); name != s {
-		return policy.ShortName(name)
+func (p pod) inNamespace(s string) (string, error) {
+	name := strings.ReplaceAll(s, "{namespace}", p.ns)
+	switch {
+	case strings.ContainsAny(name, "{}"):
+		return "", fmt.Errorf("%q has braces; only {namespace} may have them", s)
+	case name != s:
+		return policy.ShortName(name), nil
 	}
-	return s
+	return s, nil
 }
 
-// limit makes a limit of options.
-func (p pod) limit(of options) (policy.Limit, error) {
-	var d policy.Draft
+// draft makes a draft of options.
+func (p pod) draft(of options) (d policy.Draft, err error) {
 	for key, value := range of {
-		of[key] = p.inNamespace(value)
+		if of[key], err = p.inNamespace(value); err != nil {
+			return d, fmt.Errorf("%s %w", key, err)
+		}
 	}
-	err := d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
-	return d.Limit, err
+	err = d.GiveAll(of, func(o *policy.Option) bool { return !o.RuleOnly && !o.Label && !o.Fact })
+	return d, err
 }
 
 // rules gives networks a limit each.
 func (p pod) rules(byNetwork map[netip.Prefix]policy.Rule, l policy.Limit, networks []string) error {
-	l.Name, l.Note = p.name, p.note
+	l.Name, l.Note = policy.ShortName(p.name), p.note
 	for _, text := range networks {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
 			text = prefix.Masked().String() // as in the reference plugin

@@ -112,51 +112,31 @@ func limit(p pod, tables []policy.Table) error {
 		return err
 	}
 	defer n.Close()
-	if err := dropOld(n, tables[1].Device, p.note); err != nil {
-		return err
-	}
 	p.joinNamespace(n, tables[0].Rules)
-	done, err := n.ApplyNew(tables, tables, nil)
-	if err != nil || len(done) == len(tables)-1 {
-		return err
+	inForce := func(own policy.Rule) (maps.Entry, bool) {
+		pools := n.Pools()
+		defer pools.Close()
+		if pools.Set == nil {
+			return maps.Entry{}, false
+		}
+		return pools.Set.Find(own.Prefix)
+	}
+	if !slices.ContainsFunc(tables[0].Rules, func(own policy.Rule) bool { // of a pod of that name, which may be about to end
+		e, _ := inForce(own)
+		return own.Label.Owner.Device != "" && e.Label.Owner.Device != "" && !strings.HasPrefix(e.Label.Note, p.note+" ")
+	}) {
+		done, err := n.ApplyNew(tables, tables, nil)
+		if err != nil || len(done) == len(tables)-1 {
+			return err
+		}
 	}
 	// A policy, or the same attachment, has rules for the device. Pools of others stay as they are.
-	pools := n.Pools()
-	defer pools.Close()
 	tables[0].Rules = slices.DeleteFunc(tables[0].Rules, func(p policy.Rule) bool {
-		_, found := pools.Set.Find(p.Prefix)
+		_, found := inForce(p)
 		return found && p.Label.Owner.Device == ""
 	})
 	_, err = n.Put(loader.ApplyOptions{}, tables...)
 	return err
-}
-
-// dropOld removes pools that a deleted device has left, if a pod's device has its name now. The error is that a device was renamed
-// and goes on using them.
-func dropOld(n *loader.Namespace, device, note string) error {
-	old := func() (e maps.Entry, found bool) {
-		pools := n.Pools()
-		defer pools.Close()
-		for d := range policy.PodDirections {
-			if pools.Set != nil && !found {
-				e, found = pools.Set.Find(policy.PoolKey(policy.Owner{Device: device, Direction: d}.String()))
-			}
-		}
-		return e, found
-	}
-	if _, found := old(); !found {
-		return nil
-	}
-	if err := n.Collect(nil); err != nil {
-		return err
-	}
-	if err := n.DropPools(func(p policy.Rule) bool { return p.Label.Owner.Device == device }); err != nil {
-		return err
-	}
-	if e, _ := old(); strings.HasPrefix(e.Label.Note, policy.CNINote) && e.Label.Note != note {
-		return fmt.Errorf("the device of another pod was called %s before; delete its limits with 'shapectl flush', as 'shapectl show' calls it", device)
-	}
-	return nil
 }
 
 // joinNamespace puts pools of a pod within those that shapectl-kubernetes has made for other pods of its namespace.
@@ -183,7 +163,7 @@ func del(args *skel.CmdArgs) error {
 		return err
 	}
 	mine := c.noteOf(args.ContainerID, args.IfName)
-	return remove(func(note string) bool { return note == mine })
+	return remove(func(pod string) bool { return pod == mine })
 }
 
 // collect removes the limits of pods that are no longer valid.
@@ -196,12 +176,16 @@ func collect(args *skel.CmdArgs) error {
 	for _, a := range c.ValidAttachments {
 		valid[c.noteOf(a.ContainerID, a.IfName)] = true
 	}
-	return remove(func(note string) bool { return strings.HasPrefix(note, c.note()+" ") && !valid[note] })
+	return remove(func(pod string) bool { return strings.HasPrefix(pod, c.note()+" ") && !valid[pod] })
 }
 
-// remove removes the limits of pods with some notes, and then the pools of nodes and namespaces in which nothing is left. Devices that
+// remove removes the limits of pods, which their notes tell, and then the pools of nodes and namespaces in which nothing is left. Devices that
 // are gone have none.
-func remove(which func(note string) bool) error {
+func remove(pods func(pod string) bool) error {
+	which := func(note string) bool {
+		pod, _, _ := policy.CutPodNote(note)
+		return pods(pod)
+	}
 	n, err := loader.Write(where())
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -44,11 +45,11 @@ func newRig(t *testing.T) *rig {
 }
 
 // A testPod is a namespace with eth0, whose other end has another name on the host.
-type testPod struct{ name, device string }
+type testPod struct{ name, device, pod string }
 
 func (r *rig) pod(i int) testPod {
 	name, netns := testenv.NewNamedNetns(r.t)
-	p := testPod{name, fmt.Sprintf("veth%d", i)}
+	p := testPod{name, fmt.Sprintf("veth%d", i), name}
 	r.link(p, netns)
 	return p
 }
@@ -64,7 +65,7 @@ const limits = `"ingressRate": 1000000, "ingressBurst": 400000, "egressRate": 20
 func (r *rig) command(command, conf string, p testPod, version string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+r.bpffs, "CNI_COMMAND="+command, "CNI_CONTAINERID=id-"+p.name, "CNI_IFNAME=eth0", "CNI_PATH=/",
-		"CNI_NETNS=/run/netns/"+p.name, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name)
+		"CNI_NETNS=/run/netns/"+p.name, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.pod)
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "shapectl-cni", "prevResult": {"cniVersion": %[1]q, "interfaces": [
 		{"name": "br0"}, {"name": %q}, {"name": "eth0", "sandbox": "/run/netns/%s"}], "ips": []}, %s}`, version, p.device, p.name, conf))
 	return cmd
@@ -95,7 +96,11 @@ func (r *rig) tables() string {
 	for _, t := range tables {
 		for _, rule := range t.Rules {
 			if rule.Pool {
-				fmt.Fprintf(&text, "pool %s: %v %s", rule.Label.Name, rule.Rate, rule.Label.Note)
+				whose, _, annotated := policy.CutPodNote(rule.Label.Note)
+				if annotated {
+					whose = rule.Label.Note
+				}
+				fmt.Fprintf(&text, "pool %s: %v %s", rule.Label.Name, rule.Rate, whose)
 				for _, name := range []string{"capacity", "within", "guarantee", "share", "excess"} {
 					if o := policy.FindOption(name); o.Text(&rule) != "none" && o.Text(&rule) != "" {
 						fmt.Fprintf(&text, " %s=%s", name, o.Text(&rule))
@@ -121,7 +126,12 @@ func (r *rig) put(t policy.Table) {
 
 func (r *rig) wantTables(want string) {
 	r.t.Helper()
-	if got := r.tables(); strings.TrimSpace(got) != strings.TrimSpace(want) {
+	sorted := func(s string) string {
+		lines := strings.Split(strings.TrimSpace(s), "\n")
+		slices.Sort(lines) // pools have the order of hashes
+		return strings.Join(lines, "\n")
+	}
+	if got, want := sorted(r.tables()), sorted(want); got != want {
 		r.t.Errorf("in force is\n%s\nwant\n%s", got, want)
 	}
 }
@@ -141,12 +151,12 @@ func TestAddDel(t *testing.T) {
 		t.Errorf("ADD prints %v, %s", err, out)
 	}
 	want := fmt.Sprintf(`
-pool veth1 egress: 1mbit cni net id-%[1]s eth0 capacity=50000b excess=drop
-pool veth1 ingress: 2mbit cni net id-%[1]s eth0 capacity=50000b excess=drop
-veth1 egress by src 0.0.0.0/0: veth1 egress shop/%[1]s
-veth1 egress by src ::/0: veth1 egress shop/%[1]s
-veth1 ingress by dst 0.0.0.0/0: veth1 ingress shop/%[1]s
-veth1 ingress by dst ::/0: veth1 ingress shop/%[1]s`, p.name)
+pool shop/%[1]s receives: 1mbit cni net id-%[1]s eth0 capacity=50000b excess=drop
+pool shop/%[1]s sends: 2mbit cni net id-%[1]s eth0 capacity=50000b excess=drop
+veth1 egress by src 0.0.0.0/0: shop/%[1]s receives shop/%[1]s
+veth1 egress by src ::/0: shop/%[1]s receives shop/%[1]s
+veth1 ingress by dst 0.0.0.0/0: shop/%[1]s sends shop/%[1]s
+veth1 ingress by dst ::/0: shop/%[1]s sends shop/%[1]s`, p.name)
 	r.wantTables(want)
 	r.run("CHECK", limits, p, "")
 	r.run("ADD", strings.ReplaceAll(limits, "1000000", "3000000"), p, "")
@@ -155,7 +165,7 @@ veth1 ingress by dst ::/0: veth1 ingress shop/%[1]s`, p.name)
 	r.run("CHECK", limits, p, "has no limit")
 	r.run("ADD", limits, p, "")
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, p.device)))
-	r.run("DEL", limits, testPod{"no-such", "none"}, "")
+	r.run("DEL", limits, testPod{"no-such", "none", "none"}, "")
 	r.run("DEL", limits, p, "")
 	r.run("DEL", limits, p, "")
 	r.wantEmpty()
@@ -183,7 +193,7 @@ func TestBehindAnotherNamespace(t *testing.T) {
 		LinkAttrs: netlink.LinkAttrs{Name: "veth1", Index: testenv.Link(t, "br0").Attrs().Index, Namespace: netlink.NsFd(third.FD())},
 		PeerName:  "eth0", PeerNamespace: netlink.NsFd(netns.FD()),
 	}))
-	r.run("ADD", limits, testPod{name, "br0"}, "is no veth whose other end an earlier plugin has made on the host")
+	r.run("ADD", limits, testPod{name, "br0", name}, "is no veth whose other end an earlier plugin has made on the host")
 }
 
 func (r *rig) wantEmpty() {
@@ -206,7 +216,7 @@ func TestSameDevice(t *testing.T) {
 	r.put(theirs)
 	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), p, "")
 	r.run("DEL", limits, old, "")
-	if got := r.tables(); strings.Contains(got, old.name) || strings.Count(got, "4mbit") != 1 || strings.Count(got, p.name) != 6 {
+	if got := r.tables(); strings.Contains(got, old.name) || strings.Count(got, "4mbit") != 1 || strings.Count(got, p.name) != 12 {
 		t.Errorf("in force is\n%s", got)
 	}
 	r.run("CHECK", limits, p, "")
@@ -215,12 +225,28 @@ func TestSameDevice(t *testing.T) {
 	testenv.Must(t, netlink.LinkSetName(link, "renamed"))
 	q := r.pod(1)
 	r.put(theirs)
-	r.run("ADD", limits, q, "the device of another pod was called veth1 before")
+	r.run("ADD", limits, q, "")
 	r.run("DEL", limits, p, "")
-	if got := r.tables(); !strings.Contains(got, "veth1 egress by dst 0.0.0.0/0") || strings.Contains(got, p.name) {
+	if got := r.tables(); strings.Count(got, q.name) != 12 || strings.Contains(got, p.name) {
 		t.Errorf("in force is\n%s", got)
 	}
-	r.run("ADD", limits, q, "")
+}
+
+// A pod may start while another one of its name ends.
+func TestSameName(t *testing.T) {
+	r := newRig(t)
+	old, p := r.pod(1), r.pod(2)
+	p.pod = old.pod
+	r.run("ADD", limits, old, "")
+	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), p, "")
+	r.run("DEL", limits, old, "")
+	r.run("CHECK", limits, p, "")
+	if got := r.tables(); !strings.Contains(got, "sends: 4mbit cni net id-"+p.name) {
+		t.Errorf("in force is\n%s", got)
+	}
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, old.device)))
+	r.run("DEL", limits, p, "")
+	r.wantEmpty()
 }
 
 // While a policy is not confirmed, pods come and go, and its revert concerns none of them.
@@ -252,7 +278,7 @@ func TestPending(t *testing.T) {
 	_, err = n.Rollback()
 	n.Close()
 	testenv.Must(t, err)
-	if got := r.tables(); strings.Count(got, p.name) != 6 || strings.Contains(got, before.name) || strings.Contains(got, "uplink") {
+	if got := r.tables(); strings.Count(got, p.name) != 12 || strings.Contains(got, before.name) || strings.Contains(got, "uplink") {
 		t.Errorf("in force is\n%s", got)
 	}
 	r.run("DEL", limits, p, "")
@@ -273,7 +299,7 @@ func TestNodePool(t *testing.T) {
 	ofOther := conf("1mbit") + `, "name": "other"` // network
 	r.run("ADD", ofOther, q, "")
 	r.run("ADD", conf("3mbit"), p, "")
-	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || !strings.Contains(got, "pool veth1 egress: 3mbit") {
+	if got := r.tables(); !strings.Contains(got, "pool node: 2gbit") || !strings.Contains(got, "receives: 3mbit") {
 		t.Errorf("in force is\n%s", got)
 	}
 	r.run("DEL", conf("1mbit"), p, "")
@@ -292,7 +318,7 @@ func TestNamespacePool(t *testing.T) {
 	var pools []policy.Rule
 	for _, l := range []policy.Limit{
 		{Rate: 1e9, Note: policy.NamespaceNote, Name: policy.NamespacePool("shop", "egress", "")},
-		{Rate: 2e6, Within: "namespace shop egress", Owner: policy.Owner{Device: "veth1", Direction: policy.Ingress}, Note: "cni net id-" + p.name + " eth0", Name: "veth1 ingress"},
+		{Rate: 2e6, Within: "namespace shop egress", Owner: policy.Owner{Device: "veth1", Direction: policy.Ingress}, Note: "cni net id-" + p.name + " eth0", Name: "shop/" + p.name + " sends"},
 	} {
 		pool, err := l.Pool(l.Name)
 		testenv.Must(t, err)
@@ -301,7 +327,7 @@ func TestNamespacePool(t *testing.T) {
 	r.put(policy.Table{Rules: pools})
 	r.run("ADD", limits, q, "")
 	for line := range strings.Lines(r.tables()) {
-		if in := strings.HasPrefix(line, "pool veth2 ingress: "); in != (strings.Contains(line, "within=") && !strings.Contains(line, "veth1")) {
+		if in := strings.HasPrefix(line, "pool shop/"+q.name+" sends: "); in != (strings.Contains(line, "within=") && !strings.Contains(line, p.name)) {
 			t.Errorf("in force is %s", line)
 		}
 	}
@@ -316,50 +342,73 @@ func TestConfigurations(t *testing.T) {
 	p := r.pod(1)
 	long, short := strings.Repeat("n", 61)+"{namespace}", policy.ShortName(strings.Repeat("n", 61)+"shop")
 	const most = `
-pool veth1 egress: 400gbit NOTE capacity=15000000000b excess=drop
-veth1 egress by src 0.0.0.0/0: veth1 egress NAME
-veth1 egress by src ::/0: veth1 egress NAME`
+pool NAME receives: 400gbit NOTE capacity=15000000000b excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`
 	for _, c := range []struct{ name, conf, want, says, refused string }{
 		{"nothing", `"ingressRate": 0`, "", "", ""},
 		{"of the runtime", `"runtimeConfig": {"bandWidth": {"ingressRate": 1000000, "ingressBurst": 2147483647}}`, `
-pool veth1 egress: 1mbit NOTE capacity=128kb excess=drop
-veth1 egress by src 0.0.0.0/0: veth1 egress NAME
-veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+pool NAME receives: 1mbit NOTE annotated {} capacity=128kb excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"over the network", `"runtimeConfig": {"bandwidth": {"ingressRate": 1000000}}, "ingress": {"rate": "3mbit", "capacity": "100ms", "guarantee": "2mbit", "within": "node"},
+			"pools": {"node": {"rate": "1gbit"}}`, `
+pool node: 1gbit cni net capacity=37500000b excess=drop
+pool NAME receives: 1mbit NOTE annotated {"capacity":"100ms","guarantee":"2mbit","rate":"3mbit"} capacity=12500b within=node guarantee=1mbit excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"slow over the network", `"runtimeConfig": {"bandwidth": {"ingressRate": 8000}}, "ingress": {"capacity": "100ms"}`, `
+pool NAME receives: 8kbit NOTE annotated {"capacity":"100ms"} capacity=1514b excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
 		{"below the least", `"egressRate": 800, "egressBurst": 200`, `
-pool veth1 ingress: 8kbit NOTE capacity=1514b excess=drop
-veth1 ingress by dst 0.0.0.0/0: veth1 ingress NAME
-veth1 ingress by dst ::/0: veth1 ingress NAME`, "egressRate 800 is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", ""},
+pool NAME sends: 8kbit NOTE capacity=1514b excess=drop
+veth1 ingress by dst 0.0.0.0/0: NAME sends NAME
+veth1 ingress by dst ::/0: NAME sends NAME`, "egressRate 800 is below 8 kbit/s, the slowest rate; the pod gets 8 kbit/s", ""},
 		{"above the most", `"ingressRate": 500000000000`, most, "ingressRate 500000000000 is above 400 Gbit/s, the fastest rate; the pod gets 400 Gbit/s", ""},
 		{"unlimited", `"ingress": {"rate": "unlimited"}`, most, "", ""},
 		{"no options", `"ingress": {}`, most, "", ""},
 		{"shaped", `"ingressRate": 1000000, "ingressBurst": 400000, "shapedSubnets": ["10.0.0.1/8", "fd00::/8"]`, `
-pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
-veth1 egress by src 10.0.0.0/8: veth1 egress NAME
-veth1 egress by src fd00::/8: veth1 egress NAME`, "", ""},
+pool NAME receives: 1mbit NOTE capacity=50000b excess=drop
+veth1 egress by src 10.0.0.0/8: NAME receives NAME
+veth1 egress by src fd00::/8: NAME receives NAME`, "", ""},
 		{"unshaped", `"runtimeConfig": {"bandwidth": {"egressRate": 1000000, "egressBurst": 400000}}, "unshapedSubnets": ["10.0.0.0/8"]`, `
-pool veth1 ingress: 1mbit NOTE capacity=50000b excess=drop
-veth1 ingress by dst 0.0.0.0/0: veth1 ingress NAME
+pool NAME sends: 1mbit NOTE annotated {} capacity=50000b excess=drop
+veth1 ingress by dst 0.0.0.0/0: NAME sends NAME
 veth1 ingress by dst 10.0.0.0/8:  NAME
-veth1 ingress by dst ::/0: veth1 ingress NAME`, "", ""},
+veth1 ingress by dst ::/0: NAME sends NAME`, "", ""},
 		{"pools", `"ingress": {"within": "ns {namespace}", "guarantee": "2mbit", "share": "flow", "excess": "ecn"},
 			"pools": {"node": {"rate": "1gbit", "share": "member"}, "ns {namespace}": {"rate": "100mbit", "within": "node"}, "other": {"rate": "1mbit"}}`, `
-pool veth1 egress: 400gbit NOTE capacity=15000000000b within=ns shop guarantee=2mbit share=flow excess=ecn
+pool NAME receives: 400gbit NOTE capacity=15000000000b within=ns shop guarantee=2mbit share=flow excess=ecn
 pool node: 1gbit cni net capacity=37500000b share=member excess=drop
 pool ns shop: 100mbit cni net capacity=3750000b within=node excess=drop
-veth1 egress by src 0.0.0.0/0: veth1 egress NAME
-veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
 		{"all unshaped", `"ingressRate": 1000000, "ingressBurst": 400000, "unshapedSubnets": ["10.0.0.0/8", "0.0.0.0/0"` + strings.Repeat(`, "9.0.0.0/8"`, 9) + `]`, `
-pool veth1 egress: 1mbit NOTE capacity=50000b excess=drop
+pool NAME receives: 1mbit NOTE capacity=50000b excess=drop
 veth1 egress by src 0.0.0.0/0:  NAME
 veth1 egress by src 9.0.0.0/8:  NAME
 veth1 egress by src 10.0.0.0/8:  NAME
-veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
 		{"long name", `"ingressRate": 1000000, "ingressBurst": 400000, "ingress": {"within": "` + long + `"}, "pools": {"` + long + `": {"rate": "1gbit"}}`, `
-pool veth1 egress: 1mbit NOTE capacity=50000b within=` + short + ` excess=drop
+pool NAME receives: 1mbit NOTE capacity=50000b within=` + short + ` excess=drop
 pool ` + short + `: 1gbit cni net capacity=37500000b excess=drop
-veth1 egress by src 0.0.0.0/0: veth1 egress NAME
-veth1 egress by src ::/0: veth1 egress NAME`, "", ""},
-		{"not valid", `"ingress": 5`, "", "", "the network configuration is not valid"},
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"JSON types", `"ingress": {"rate": 10000000, "nat": true, "share": "host", "weight": 3, "within": "node"}, "pools": {"node": {"rate": "1gbit"}}`, `
+pool node: 1gbit cni net capacity=37500000b excess=drop
+pool NAME receives: 10mbit NOTE capacity=375000b within=node share=host excess=drop
+veth1 egress by src 0.0.0.0/0: NAME receives NAME
+veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"not valid", `"ingress": 5`, "", "", `\"ingress\" cannot be of the JSON type number`},
+		{"no number", `"ingressRate": "5"`, "", "", `\"ingressRate\" cannot be of the JSON type string`},
+		{"no value", `"pools": {"node": {"rate": null}}`, "", "", `\"pools\": the value of \"rate\" must be a text, a number, true or false`},
+		{"misspelt", `"egres": {}`, "", "", `unknown key \"egres\"; did you mean \"egress\"?`},
+		{"misspelt capability", `"capabilities": {"bandwith": true}`, "", "", `unknown capability \"bandwith\"; did you mean \"bandwidth\"?`},
+		{"misspelt capabilities", `"capability": {"bandwidth": true}`, "", "", `unknown key \"capability\"; did you mean \"capabilities\"?`},
+		{"no such key", `"colour": {}`, "", "", `unknown key \"colour\"; remove it`},
+		{"known keys", `"ipam": {}, "dns": {}, "args": {}, "capabilities": {"mac": true, "bandwidth": true}, "cni.dev/attachments": []`, "", "", ""},
+		{"misspelt namespace", `"ingress": {}, "pools": {"ns-{namespac}": {"rate": "1gbit"}}`, "", "", `\"ns-{namespac}\" has braces; only {namespace} may have them`},
 		{"no interface", limits + `, "prevResult": {"interfaces": [null]}`, "", "", "an interface of prevResult is null"},
 		{"no such pool", `"ingress": {"within": "nowhere"}`, "", "", "there is no such pool"},
 		{"no such option", `"ingress": {"colour": "red"}`, "", "", "is not possible here; use rate, "},
@@ -490,7 +539,7 @@ func TestOwnMounts(t *testing.T) {
 		t.Fatalf("%v, %s", err, out)
 	}
 	r.bpffs = ""
-	if got := r.tables(); strings.Count(got, "shop/"+p.name) != 4 {
+	if got := r.tables(); strings.Count(got, "shop/"+p.name) != 10 {
 		t.Errorf("in force is\n%s", got)
 	}
 	r.run("DEL", limits, p, "")
@@ -500,8 +549,11 @@ func TestOwnMounts(t *testing.T) {
 // shapectl-kubernetes looks for the rules of a pod by this name.
 func TestLongName(t *testing.T) {
 	name := strings.Repeat("n", 253)
-	p := new(network).podOf(&skel.CmdArgs{Args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name})
-	if p.name != policy.ShortName("shop/"+name) || policy.CheckPoolName(p.name) != nil {
-		t.Errorf("the pod is called %q", p.name)
+	c := network{Ingress: options{}}
+	p := c.podOf(&skel.CmdArgs{Args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name, IfName: "net1"})
+	tables, _, err := c.limits(p, func() (string, error) { return "veth1", nil })
+	testenv.Must(t, err)
+	if pool, rule := tables[0].Rules[0].Label.Name, tables[1].Rules[0].Label.Name; rule != policy.ShortName("shop/"+name) || !strings.HasSuffix(pool, " net1 receives") {
+		t.Errorf("the pod is called %q, its pool %q", rule, pool)
 	}
 }

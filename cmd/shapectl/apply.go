@@ -50,7 +50,8 @@ func applyCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
 		Short: "Apply a policy file",
-		Long: `Apply a policy file: set its rules and pools, and delete all others.
+		Long: `Apply a policy file: set its rules and pools, and delete all others. The limits of pods, by shapectl-cni and
+shapectl-kubernetes, stay, unless the policy has rules on their devices.
 
 The file is checked first. Then all devices and pools switch at one moment: a packet meets the old rules or the new
 ones. Rules and pools that stay keep their counters, and their buckets keep their room.
@@ -269,7 +270,7 @@ func removesAll(n *loader.Namespace, f *policyfile.File, want goal) error {
 		return nil
 	}
 	have, err := n.Tables(loader.Attached)
-	have = slices.DeleteFunc(have, policy.Table.IsPools)
+	have = slices.DeleteFunc(policy.PodTables(have, false), policy.Table.IsPools)
 	if err != nil || len(have) == 0 {
 		return err
 	}

@@ -303,6 +303,9 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	if got := r.run("set", "va", "egress", "any", "--rate", "1mbit"); got.code != exitDone {
 		t.Errorf("exit %d, %s", got.code, got.err)
 	}
+	r.prints("no rules on "+unit+"\n", "flush", unit)
+	r.ok("delete", unit, "ingress", "any")
+	r.refused(exitInput, "write the whole name of a unit", "flush", "unit:backup")
 	r.refused(exitInput, "there is no device "+unit, "show", unit)
 }
 

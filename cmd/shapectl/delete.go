@@ -80,7 +80,7 @@ func (e *env) delete(want filterRules) error {
 			if slices.ContainsFunc(n.Collected, want.matchesDevice) {
 				return e.deleted([]report.Rule{})
 			}
-			if _, err := device(want.device); err != nil && !want.pattern {
+			if err := mayBeGone(want.device); err != nil && !want.pattern {
 				return err
 			}
 		}
@@ -321,7 +321,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		}
 		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected, want.matchesDevice))
 		if !any && !all && !want.pattern && len(hooks) == 0 {
-			if _, err := device(want.device); err != nil {
+			if err := mayBeGone(want.device); err != nil {
 				return err
 			}
 		}

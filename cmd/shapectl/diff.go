@@ -49,7 +49,12 @@ func (e *env) diff(name string, summary bool) error {
 			return err
 		}
 		e.sayMissing(want.absent, want.unmatched)
-		have, refused := n.Check(want.tables)
+		there, err := n.Tables(loader.Attached, loader.Detached)
+		if err != nil {
+			return err
+		}
+		tables := policy.BesidePods(want.tables, there)
+		have, refused := n.Check(tables)
 		if empty := removesAll(n, f, want); empty != nil {
 			refused = empty
 		}
@@ -60,7 +65,7 @@ func (e *env) diff(name string, summary bool) error {
 		case refused != nil:
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
 		}
-		differences := report.NewDifferences(policy.Diff(have, want.tables))
+		differences := report.NewDifferences(policy.Diff(have, tables))
 		if summary {
 			all := differences.Summary()
 			err = e.print(all, differences.SummaryText(all))
@@ -78,7 +83,7 @@ func exportCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "export",
 		Short: "Print the rules in force as a policy file",
-		Long: `Print the rules in force as a policy file. To apply that file would change nothing.
+		Long: `Print the rules in force as a policy file, but for those of pods. To apply that file would change nothing.
 
 A policy file cannot name a device whose name is not UTF-8. export leaves such a device out, with exit code 4.`,
 		Example: `  shapectl export >policy.yaml`,
@@ -105,7 +110,7 @@ func (e *env) export() error {
 			return err
 		}
 		text := new(bytes.Buffer) // so that an error prints no part of a policy
-		err = policyfile.Write(text, tables)
+		err = policyfile.Write(text, policy.PodTables(tables, false))
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {
 			return inputError(err)

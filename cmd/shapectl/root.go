@@ -451,6 +451,15 @@ func device(name string) (netinfo.Device, error) {
 	return d, err
 }
 
+// mayBeGone returns an error for a device that does not exist, unless it is a cgroup: these end with their processes.
+func mayBeGone(name string) error {
+	_, err := device(name)
+	if policy.IsCgroup(name) && policy.CheckCgroup(name) == nil {
+		return nil
+	}
+	return err
+}
+
 func noDevice(name string) error {
 	if policy.IsCgroup(name) {
 		if _, err := netinfo.DeviceByName(name); err != nil && err != netinfo.ErrNoDevice {

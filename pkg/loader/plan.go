@@ -43,6 +43,13 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 			all.close()
 			return nil, err
 		}
+		if pools := all[0].Set; pools != nil && slices.ContainsFunc(pools.Policy(), func(r policy.Rule) bool { return r.OfPods() }) {
+			there, err := n.Tables(Attached, Detached)
+			if err != nil {
+				return all, err
+			}
+			phases[0] = policy.BesidePods(phases[0], there)
+		}
 	case onNewHooks:
 		all = orders{n.poolsOrder(nil)}
 	}

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"iter"
@@ -48,33 +47,6 @@ func FindName(written string, names iter.Seq[string]) (found string) {
 		return ""
 	}
 	return found
-}
-
-// ShortName is a text as a name. One that is too long ends with a hash, so that it stays another one than others.
-func ShortName(s string) string {
-	if len(s) <= MaxName {
-		return s
-	}
-	end := fmt.Sprintf("~%.6x", sha256.Sum256([]byte(s)))
-	return strings.ToValidUTF8(s[:MaxName-len(end)], "") + end
-}
-
-const (
-	CNINote       = "cni "                 // begins the notes of what shapectl-cni makes
-	NamespaceNote = "kubernetes namespace" // is that of the pools of namespaces, which shapectl-kubernetes makes
-)
-
-// PodDirections are the directions of the host's end of a pod's veth pair, in the words of annotations.
-var PodDirections = map[Direction]string{Egress: "ingress", Ingress: "egress"}
-
-// NamespacePool is the name of the pool of a namespace in Kubernetes, in a direction in the words of annotations. Networks may have
-// pools for their pods, so there is one within each of these.
-func NamespacePool(namespace, direction string, within Within) string {
-	name := "namespace " + namespace + " " + direction
-	if within != "" {
-		name += " within " + string(within)
-	}
-	return ShortName(name)
 }
 
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.

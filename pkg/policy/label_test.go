@@ -66,3 +66,19 @@ func TestShortName(t *testing.T) {
 		t.Errorf("a short name: %q", got)
 	}
 }
+
+// A note has at least the rate of a network.
+func TestPodNote(t *testing.T) {
+	var network Draft
+	if err := network.GiveAll(map[string]string{"rate": "40mbit", "within": "uplink", "share": "flow"}, func(*Option) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	for id, whole := range map[string]bool{"3f2a": true, strings.Repeat("n", 200): false} {
+		pod := "cni pods " + id + " eth0"
+		note, all := PodNote(pod, network, whole)
+		of, got, annotated := CutPodNote(note)
+		if of != pod || annotated != whole || all != whole || got.Rate != 40e6 || got.Gives("share") != whole || got.Gives("within") || len(note) > MaxNote {
+			t.Errorf("%s: %s, %v, annotated %v, whole %v", note, of, got.Rate, annotated, all)
+		}
+	}
+}

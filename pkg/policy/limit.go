@@ -43,18 +43,10 @@ type Limit struct {
 
 // Set parses the value of an option and sets it. The key is the option's name or an alias.
 func (l *Limit) Set(key, value string) error {
-	o, err := parseOption(key)
-	if err != nil {
-		return err
-	}
-	return o.Value(l).Set(value)
-}
-
-func parseOption(key string) (*Option, error) {
 	if o := FindOption(key); o != nil {
-		return o, nil
+		return o.Value(l).Set(value)
 	}
-	return nil, fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
+	return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
 }
 
 // optionNames lists the options that a shadow can have, or the other ones.
@@ -79,13 +71,12 @@ func ParseShadow(text string) (*Draft, error) {
 		if !found {
 			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
-		o, err := parseOption(key)
+		o, err := FindOption(key), error(nil)
 		switch {
-		case err != nil:
+		case o == nil || !o.Shadow:
+			err = fmt.Errorf("a shadow has no %.64s of its own; use %s", key, oneOf(optionNames(true)))
 		case d.Has(o):
 			err = fmt.Errorf("%s is given twice", o.Name)
-		case !o.Shadow:
-			err = fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(optionNames(true)))
 		default:
 			err = d.Give(o, value)
 		}
