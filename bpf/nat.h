@@ -37,8 +37,8 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_
 					 __u32 opts__sz) __ksym;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym;
 
-/* Finds the address that the near end of a packet has behind NAT. Conntrack tells of TCP and UDP; others keep theirs. */
-static __noinline int look_inside(struct __sk_buff *skb, __u32 ip, const struct key *flow, __u32 *addr)
+/* Finds the address that the near end of a packet has behind NAT. Conntrack tells of TCP and UDP, else addr is theirs. */
+static __noinline bool look_inside(struct __sk_buff *skb, __u32 ip, const struct key *flow, __u32 *addr)
 {
 	const __u32 *far = HOOK(ingress) ? flow->src : flow->dst, *near = HOOK(ingress) ? flow->dst : flow->src;
 	__be16 far_port = HOOK(ingress) ? flow->sport : flow->dport, near_port = HOOK(ingress) ? flow->dport : flow->sport;
@@ -49,7 +49,7 @@ static __noinline int look_inside(struct __sk_buff *skb, __u32 ip, const struct 
 
 	__builtin_memcpy(addr, near, sizeof(flow->src));
 	if (flow->proto != IPPROTO_TCP && flow->proto != IPPROTO_UDP)
-		return 0;
+		return false;
 	/* A packet on the way in has the tuple of its direction; on the way out, the opposite of that. */
 	if (ip & IS_IPV6) {
 		__builtin_memcpy(tuple.ipv6.saddr, far, sizeof(tuple.ipv6.saddr));
@@ -65,14 +65,14 @@ static __noinline int look_inside(struct __sk_buff *skb, __u32 ip, const struct 
 	}
 	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
 	if (!ct)
-		return 0;
+		return false;
 	/* Whoever sends the packets of the opposite direction is inside. */
 	if (opts.dir)
 		__builtin_memcpy(addr, ct->tuplehash[0].tuple.src.u3.all, sizeof(flow->src));
 	else
 		__builtin_memcpy(addr, ct->tuplehash[1].tuple.src.u3.all, sizeof(flow->src));
 	bpf_ct_release(ct);
-	return 0;
+	return true;
 }
 
 #endif

@@ -42,6 +42,7 @@ struct watching {
 	__u32 sample_mask; /* a flow is followed if its hash has none of these bits */
 	__u32 most[2];	   /* by enum expense, for each CPU and window */
 	__u32 by_flow;	   /* talkers are flows, not hosts */
+	__u32 of_host;	   /* of one host, which may be behind NAT */
 	__s32 overhead;	   /* talkers: bytes a segment */
 	__u32 mpu;
 };
@@ -553,18 +554,24 @@ static __always_inline int count_talker(struct __sk_buff *skb, bool passed)
 	__u64 wire;
 	struct traffic *t;
 	struct packet p;
-	__u32 far[4], zero = 0;
+	__u32 far[4], near[4], zero = 0;
+	bool counts;
 
 	if (!load_packet(skb, &p))
 		return NEXT;
 	__builtin_memcpy(far, HOOK(match_src) ? p.flow.src : p.flow.dst, sizeof(far));
-	if (rule_for(skb, p.ip, far))
+	counts = !rule_for(skb, p.ip, far);
+	if (HOOK(nat)) {
+		if (look_inside(skb, p.ip, &p.flow, near))
+			__builtin_memcpy(HOOK(ingress) ? p.flow.dst : p.flow.src, near, sizeof(near));
+		if (settings.of_host && !counts)
+			counts = !rule_for(skb, p.ip, near);
+	}
+	if (!counts)
 		return NEXT;
 	if (!settings.by_flow) {
-		if (HOOK(nat))
-			look_inside(skb, p.ip, &p.flow, far);
 		p.flow = (struct key){ .family = p.flow.family };
-		__builtin_memcpy(p.flow.src, far, sizeof(far));
+		__builtin_memcpy(p.flow.src, HOOK(nat) ? near : far, sizeof(far));
 	}
 	wire = measure(skb, p.ip, settings.overhead, settings.mpu);
 	t = bpf_map_lookup_elem(&total, &zero);

@@ -83,6 +83,7 @@ type ObserveWatching struct {
 	SampleMask uint32
 	Most       [2]uint32
 	ByFlow     uint32
+	OfHost     uint32
 	Overhead   int32
 	Mpu        uint32
 }

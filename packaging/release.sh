@@ -110,3 +110,9 @@ sha256sum "$name"-* shapectl_* | jq -R 'split("  ") | {name: .[1], digest: {sha2
 }' >"$name.intoto.json"
 sha256sum "$name"[-.]* shapectl_* >SHA256SUMS
 ssh-keygen -q -Y sign -n shapectl -f "$SIGN_KEY" SHA256SUMS
+# As SECURITY.md has users do it: a release that they cannot verify must not be.
+if ! { ssh-keygen -q -Y verify -f "$OLDPWD/packaging/signers" -I shapectl -n shapectl -s SHA256SUMS.sig <SHA256SUMS &&
+	sha256sum -c --quiet --ignore-missing SHA256SUMS; }; then
+	rm SHA256SUMS.sig
+	refuse 'users could not verify this release: correct the line of the key in packaging/signers'
+fi

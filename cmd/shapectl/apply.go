@@ -510,11 +510,11 @@ func begunAgo(done []loader.Applied) *uint64 {
 func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Undo the last apply, or change with --confirm",
-		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
+		Short: "Undo the last apply or line, or change with --confirm",
+		Long: `Return to the rules from before the last 'shapectl apply' or 'line', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment. Counters go on, and buckets keep their
-room. The answer says when the change was made. Devices that appeared since, and have their rules from 'shapectl
+room. The answer says when the change was made, and by which command. Devices that appeared since, and have their rules from 'shapectl
 serve', get those of the policy from before the change. If all devices that the change concerned were deleted, the
 exit code is 4.
 
@@ -523,13 +523,14 @@ rules, 'shapectl serve' frees their state after an hour. Then rollback is refuse
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "rollback", func(n *loader.Namespace) error {
+				_, command, _ := strings.Cut(n.LastAuthor().Who, "\x00")
 				done, err := n.Rollback()
 				if err != nil {
 					return err
 				} else if len(done) == 0 {
 					return e.degraded("rollback: the last change is undone, but no rule was changed: the devices that it concerned were deleted; to limit devices made since, run %s", e.suggest("apply", "OLDFILE"))
 				}
-				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done)}, false)
+				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done), Undone: command}, false)
 			})
 		},
 	}

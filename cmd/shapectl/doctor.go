@@ -16,6 +16,7 @@ import (
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
@@ -99,6 +100,11 @@ func (e *env) facts(name string) (facts doctor.Facts, err error) {
 	})
 	facts.Netns = e.netns
 	return facts, err
+}
+
+// sayFinding writes a finding about a device as a warning.
+func (e *env) sayFinding(f report.Finding) {
+	e.say("%s %s: %s; %s", plain.Line(f.Device), f.Direction, f.Finding, f.Advice)
 }
 
 // policyFile is the policy that this serve follows or, for a command in the host's network namespace, that the units apply.

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -68,6 +69,9 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	}
 	if len(given) > 2 {
 		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
+			if !strings.ContainsAny(given[2], ".:/") {
+				err = fmt.Errorf("%w; if that is a name, leave the device out: %s %s", err, plain.Word(given[2]), given[1])
+			}
 			return want, inputf("%s: %w", cmd, err)
 		}
 	}

@@ -45,7 +45,7 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 	events := r.events("--kind", "rules-missing", "--kind", "rules-restored")
 	addTap(t, "tap9")
 	for range 2 {
-		r.doctorSays(exitDegraded, "failed tap9 egress policy: 1 rule of the policy in force, "+file+", missing", "'shapectl apply "+file+"'")
+		r.doctorSays(exitDegraded, "failed tap9 egress policy: 1 rule of the policy in force, "+file+", missing", "'shapectl apply "+file+"'", "if they are not wanted, take them out of the policy, and apply it")
 		r.ok("set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	}
 	events.says("tap9 egress: 1 of 1 rules of the policy in force are missing")

@@ -38,9 +38,10 @@ func lineCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "line DEV [off] [flags]",
 		Short: "Limit a home or office line, so that it has no bufferbloat",
-		Long: `Limit a line to 95 % of its rates, so that packets queue here and not in the modem. While the line is full, each
-host gets an equal part of it, also behind the NAT of this host; where no hosts pass DEV, each connection. Excess packets
-wait in the fq qdisc, which line sets up, for 30 ms at most. DEV is the device of the line: downloads enter it, and
+		Long: `Limit a line to 95 % of its rates, so that packets queue here and not in the modem. Downloads that cannot be
+queued, such as with --no-queue, get 85 %. While the line is full, each host gets an equal part of it, also behind the NAT
+of this host; where no hosts pass DEV, each connection. Excess packets wait in the fq qdisc, which line sets up, for 30 ms
+at most. DEV is the device of the line: downloads enter it, and
 uploads leave it. On a PPPoE line, it is the ppp device.
 
 To change something, give the whole command again, with all flags. Counters and queued packets stay. A direction without
@@ -193,7 +194,7 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 	l = line.Line{
 		Device: dev.Name, Link: string(o.link), Share: share.Kind, Adapt: o.adapt, Reflectors: o.reflectors, Command: o.command,
 		Up:   line.Direction{Rate: o.up, Drops: o.noQueue, Min: o.min},
-		Down: line.Direction{Rate: o.down, Drops: o.noQueue, Min: o.min},
+		Down: line.Direction{Down: true, Rate: o.down, Drops: o.noQueue, Min: o.min},
 	}
 	for _, d := range []line.Direction{l.Up, l.Down} {
 		if d.Rate != 0 && d.Min > d.PoolRate() {
@@ -267,14 +268,11 @@ func directionsOf(l line.Line) []report.LineDirection {
 		}
 		if of.Drops {
 			excess, then = policy.ECN, "are marked by ECN if they allow it, else dropped"
-			if of.is == policy.Ingress {
-				then += "; without a queue, give about 85 % of the measured rate, or pings are slow and parts unequal"
-			}
 		}
 		all = append(all, report.LineDirection{
 			Direction: of.is.String(), LineRate: uint64(of.Rate), Rate: uint64(of.PoolRate()), Share: policy.Share{Kind: l.Share}.String(), Excess: excess.String(),
 			Sentence: fmt.Sprintf("%s %v: %s get %v, %d %% of %v%s, in equal parts for all %s; excess packets %s",
-				plain.Line(l.Device), of.is, of.what, of.PoolRate(), line.Percent, of.Rate, slow, who, then),
+				plain.Line(l.Device), of.is, of.what, of.PoolRate(), of.Percent(), of.Rate, slow, who, then),
 		})
 	}
 	return all
@@ -356,7 +354,7 @@ func (e *env) warnOfLine(name string) error {
 	}
 	for _, f := range doctor.Judge(facts) {
 		if f.Device == name && (f.Status == report.Warning || f.Status == report.Failed) {
-			e.say("%s %s: %s; %s", plain.Line(f.Device), f.Direction, f.Finding, f.Advice)
+			e.sayFinding(f)
 		}
 	}
 	return nil

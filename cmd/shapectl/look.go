@@ -100,9 +100,9 @@ func (l *ruleLooker) start() (err error) {
 	o := observe.TalkersOf(l.all.Load().Items, l.rule.Limit)
 	o.Netns, o.ByFlow = l.e.netns, l.byFlow
 	if subnet, err := netip.ParsePrefix(l.host); err == nil {
-		o.Network = subnet
+		o.Network, o.OfHost = subnet, true
 	} else if address, err := netip.ParseAddr(l.host); err == nil {
-		o.Network, o.Except = netip.PrefixFrom(address, address.BitLen()), nil
+		o.Network, o.Except, o.OfHost = netip.PrefixFrom(address, address.BitLen()), nil, true
 	}
 	l.talkers, err = observe.StartTalkers(o)
 	return err

@@ -245,6 +245,9 @@ func TestNATShares(t *testing.T) {
 		if out := r.ok(fields("top va egress any --by host --once --interval 200ms")...); !strings.Contains(out, a+" ") {
 			t.Errorf("top does not name %s: %s", a, out)
 		}
+		if out := r.ok(fields("top " + a + " egress --by flow --once --interval 200ms")...); !strings.Contains(out, "udp,"+a+":") || strings.Contains(out, insides["4"][1]) {
+			t.Errorf("top has other flows than those of %s: %s", a, out)
+		}
 	}
 	if out := r.ok(fields("explain va egress " + internet["4"])...); !strings.Contains(out, "shared by the hosts behind NAT of va egress") {
 		t.Errorf("explain: %s", out)

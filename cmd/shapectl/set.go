@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -175,8 +177,22 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 		if err := e.put(n, limit, t); err != nil {
 			return err
 		}
-		return e.unmet(dev, t)
+		return errors.Join(e.unmet(dev, t), e.bypassed(n, dev, t.Direction))
 	})
+}
+
+// bypassed says which packets bypass the rules of a direction of a device.
+func (e *env) bypassed(n *loader.Namespace, dev netinfo.Device, d policy.Direction) error {
+	h, err := n.Find(dev.Name, d)
+	if h == nil || err != nil || dev.IsCgroup() {
+		return err
+	}
+	defer h.Close()
+	found, err := doctor.Families(e.netns, dev, d, h.Set.Policy())
+	for _, f := range found {
+		e.sayFinding(f)
+	}
+	return err
 }
 
 // unmet says which rules no packet on a device will match.
@@ -186,8 +202,15 @@ func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
 		if network := policy.CIDR(r.Prefix); t.Direction == policy.Ingress && !dev.IsCgroup() && strings.HasPrefix(network, "mark:") {
 			e.say("%s ingress: nftables marks packets after this rule sees them; set the rule for %s where they leave", plain.Line(dev.Name), network)
 		}
-		if inside := behind.Hides(r.Prefix); inside != "" {
+		inside := behind.Hides(r.Prefix)
+		if inside != "" {
 			e.say("%s %s: no packet here has an address of %s, which is behind NAT; set this rule on %s", plain.Line(dev.Name), t.Direction, policy.CIDR(r.Prefix), plain.Line(inside))
+		}
+		switch where := plain.Line(dev.Name) + " " + t.Direction.String(); {
+		case r.NAT && behind.NAT == nil:
+			e.say("%s: no host is known to be behind NAT here; leave --nat out, or give it on the device of the line", where)
+		case r.NAT && inside != "":
+			e.say("%s: a rule with --nat is for the addresses of other hosts, such as 0.0.0.0/0", where)
 		}
 	}
 	return err

@@ -274,6 +274,9 @@ func TestJudge(t *testing.T) {
 			f.stack(device(3, "br0", "bridge"))
 			f.stack(device(4, "eth2", "device"))
 		}, []string{"warning eth0 egress capacity"}, []string{"forwarded packets arrive merged (GRO) at eth1: such"}},
+		{"another limiter as qdisc", func(f *Facts) {
+			f.Hooks[0].Path = append(f.Hooks[0].Path, netinfo.ChainEntry{At: "qdisc", Name: "htb", Limits: true})
+		}, []string{"warning eth0 egress qdisc"}, []string{"the qdisc htb limits packets, too", "'tc qdisc del dev eth0 root'"}},
 
 		{"capacity below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014)"}},

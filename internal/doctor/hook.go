@@ -114,6 +114,12 @@ func (s *Hook) Beside(netns string, delaying []Rule) (found report.Findings) {
 	default:
 		say(report.Note, "chain", "after the limit, packets pass "+describe(after)+": those that it drops or redirects were charged already", "")
 	}
+	for _, e := range path {
+		if e.At == "qdisc" && e.Limits {
+			say(report.Warning, "qdisc", "the qdisc "+e.Name+" limits packets, too: the lower rate decides, and packets queue there",
+				"keep one of the two limits; 'tc qdisc del dev "+plain.Word(s.Name)+" root' removes the qdisc")
+		}
+	}
 	return found
 }
 

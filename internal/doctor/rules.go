@@ -1,10 +1,12 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -177,6 +179,25 @@ func (f *Facts) checkFamilies(s *Hook, d *Device) {
 		advice = "set rules for the " + other + " addresses of these hosts, or name the hosts by their MAC addresses in a policy, which limits each with all its addresses"
 	}
 	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other), advice)
+}
+
+// Families says which packets bypass the rules of a direction of a device, as these are all for the other family.
+func Families(netns string, dev netinfo.Device, direction policy.Direction, rules []policy.Rule) (report.Findings, error) {
+	d, s := Device{Device: dev}, Hook{Name: dev.Name, Direction: direction, Limits: &Limits{}}
+	for _, r := range rules {
+		s.Limits.Rules = append(s.Limits.Rules, Rule{Rule: r})
+	}
+	d.Forwards4, d.Forwards6 = dev.Forwards()
+	var err, failed error
+	d.IPv4, d.IPv6, err = dev.Addresses()
+	f := Facts{Netns: netns, byIndex: map[int]*Device{}}
+	if dev.Master != 0 {
+		var master Device
+		master.Device, _, failed = netinfo.DeviceByIndex(dev.Master)
+		f.byIndex[dev.Master] = &master
+	}
+	f.checkFamilies(&s, &d)
+	return f.findings, errors.Join(err, failed)
 }
 
 // fullTable is the use of the bucket table, in percent, from which on some keys find no slot.

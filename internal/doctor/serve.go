@@ -118,8 +118,8 @@ func (f *Facts) checkPolicy() {
 		if len(l.Missing) < l.Of {
 			status = report.Warning
 			finding = fmt.Sprintf(" of the %d that the policy in force, %s, has here missing: %s", l.Of, policy, l.Networks())
-			advice += "; if they are not wanted, take them out of the policy"
 		}
+		advice += "; if they are not wanted, take them out of the policy, and apply it"
 		f.sayOfRules(len(l.Missing), &Hook{Name: l.Device, Direction: l.Direction}, status, "policy", finding, advice)
 	}
 }

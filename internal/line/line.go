@@ -16,6 +16,8 @@ import (
 const (
 	// Percent is the part of the line's rate that its pools get, so that packets queue here and not in the modem.
 	Percent = 95
+	// dropPercent is that of downloads that nothing can queue: without it, pings are slow and parts unequal.
+	dropPercent = 85
 	// minPart is the part of a pool's rate below which it does not adapt, unless somebody says so.
 	minPart = 5
 	// wait is how long excess packets may be queued. A TCP connection with a round trip of 20 ms needs half of that.
@@ -47,14 +49,23 @@ type Line struct {
 type Direction struct {
 	Rate  policy.Rate  // of the line; 0 if there is no limit
 	Match policy.Match // the address of packets that rules match
+	Down  bool         // it enters the device
 	Drops bool         // excess packets are marked or dropped, as nothing can queue them
 	Why   string       // why it drops, for a comment; may be ""
 	Min   policy.Rate  // the least rate of a pool that adapts; 0 for the default
 }
 
+// Percent is the part of the rate that the pool of a direction gets.
+func (d Direction) Percent() policy.Rate {
+	if d.Down && d.Drops {
+		return dropPercent
+	}
+	return Percent
+}
+
 // PoolRate is the rate of the pool of a direction.
 func (d Direction) PoolRate() policy.Rate {
-	return max(d.Rate/100*Percent+d.Rate%100*Percent/100, policy.MinRate)
+	return max(d.Rate/100*d.Percent()+d.Rate%100*d.Percent()/100, policy.MinRate)
 }
 
 // Queue is how much the queue holds, or without one the burst: a time at the rate, or a size.
@@ -120,7 +131,7 @@ func (l Line) direction(w *writer, direction policy.Direction, d Direction, what
 		w.line(3, "%-22s  # rules match the address of the host on this side", "match: "+d.Match.String())
 	}
 	w.line(3, "pool:")
-	w.option("rate: "+d.PoolRate().String(), fmt.Sprintf("%d %% of %v, so that packets queue here and not in the modem", Percent, d.Rate))
+	w.option("rate: "+d.PoolRate().String(), fmt.Sprintf("%d %% of %v, so that packets queue here and not in the modem", d.Percent(), d.Rate))
 	if d.Drops {
 		if d.Why != "" {
 			w.line(4, "# %s.", d.Why)

@@ -26,7 +26,7 @@ func slow() Line {
 	return Line{
 		Device: "ppp*0", Share: policy.ShareFlow, Why: "The hosts cannot be told apart", Command: "shapectl line 'ppp*0'",
 		Up:   Direction{Rate: 400_000, Match: policy.MatchDst, Min: 100_000},
-		Down: Direction{Rate: 16_000_000, Match: policy.MatchSrc, Drops: true, Why: "Excess packets cannot be queued: ppp0 has no Ethernet header"},
+		Down: Direction{Down: true, Rate: 16_000_000, Match: policy.MatchSrc, Drops: true, Why: "Excess packets cannot be queued: ppp0 has no Ethernet header"},
 	}
 }
 

@@ -92,8 +92,8 @@ func (s Split) With(line []policy.Table) ([]policy.Table, error) {
 	for _, t := range line {
 		same := func(o policy.Table) bool { return o.Device == t.Device && o.Direction == t.Direction }
 		if i := slices.IndexFunc(s.Line, same); i >= 0 && s.Line[i].Match != t.Match {
-			return nil, fmt.Errorf("the line on %s is shared in the other way, by host or by flow; to change that, remove it first: %s",
-				plain.Line(s.device), s.suggest("line", s.device, "off"))
+			return nil, fmt.Errorf("the line on %s is shared by %s, and now would be by %s; to change that, remove it first: %s",
+				plain.Line(s.device), sharers(s.Line), sharers(line), s.suggest("line", s.device, "off"))
 		}
 		i := slices.IndexFunc(all, same)
 		if i < 0 {
@@ -111,6 +111,21 @@ func (s Split) With(line []policy.Table) ([]policy.Table, error) {
 		return nil, fmt.Errorf("other limits need pools of the line that would go; delete them first, or move them with --within none: %w", err)
 	}
 	return all, nil
+}
+
+// sharers are who shares a line.
+func sharers(line []policy.Table) string {
+	for _, t := range line {
+		for _, r := range t.Rules {
+			switch {
+			case r.NAT:
+				return "hosts behind NAT"
+			case r.Share.Kind == policy.ShareHost:
+				return "hosts with addresses of their own"
+			}
+		}
+	}
+	return "connections"
 }
 
 // checkBeside returns an error if the rules of a line cannot be beside others.

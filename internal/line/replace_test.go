@@ -119,7 +119,7 @@ func TestConflicts(t *testing.T) {
 		{"a rule for one host", "devices: {eth0: {egress: {match: src, 192.0.2.1: unlimited}}}", own, ""},
 		{"another device", "devices: {eth1: {egress: {any: 1mbit}}}", own, ""},
 		{"of the line, but with the other match", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {any: {within: eth0 egress}}}}", own,
-			"the line on eth0 is shared in the other way, by host or by flow; to change that, remove it first: 'shapectl -n x line eth0 off'"},
+			"the line on eth0 is shared by connections, and now would be by hosts with addresses of their own; to change that, remove it first: 'shapectl -n x line eth0 off'"},
 		{"a rule within a pool that goes", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", nil,
 			`other limits need pools of the line that would go; delete them first, or move them with --within none: eth0 egress 192.0.2.1/32: within "eth0 egress": there is no such pool`},
 		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},

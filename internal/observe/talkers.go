@@ -34,6 +34,7 @@ type TalkersOptions struct {
 	Framing   policy.Framing
 	ByFlow    bool // else by the address that rules match,
 	NAT       bool // or the one behind NAT
+	OfHost    bool // Network is a host, which may be behind NAT
 	// PassedUnknown says that packets may pass without being seen behind the rule.
 	PassedUnknown bool
 }
@@ -109,6 +110,9 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 	}
 	if o.ByFlow {
 		settings.ByFlow = 1
+	}
+	if o.OfHost {
+		settings.OfHost = 1
 	}
 	objects, err := newObjects(talkersPrograms, map[string]uint32{
 		bpf.ObserveMapPrefixes: uint32(len(o.Except)) + 1, bpf.ObserveMapTalkers: maxTalkers, bpf.ObserveMapBudget: 1, bpf.ObserveMapTotal: 1,

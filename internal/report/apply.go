@@ -30,6 +30,8 @@ type Applied struct {
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// UndoneAgoNS is how long ago the change was made that a rollback reverted; null for an apply.
 	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
+	// Undone is the command that made it; "" if that is not known.
+	Undone string `json:"undone_command"`
 	// ConfirmedAgoNS is how long ago the change was made that a confirm has confirmed; null for others.
 	ConfirmedAgoNS *uint64 `json:"confirmed_ago_ns"`
 	// NoTimer says that there is nothing to confirm though --confirm was given: RevertsInNS is null.
@@ -62,7 +64,11 @@ type HookChange struct {
 func (a Applied) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if a.UndoneAgoNS != nil {
-		fmt.Fprintf(text, "reverted %s\n", changeOf(*a.UndoneAgoNS))
+		fmt.Fprintf(text, "reverted %s", changeOf(*a.UndoneAgoNS))
+		if a.Undone != "" {
+			fmt.Fprintf(text, ", by %s", plain.Quoted(plain.Line(a.Undone)))
+		}
+		fmt.Fprintln(text)
 	}
 	if a.ConfirmedAgoNS != nil {
 		fmt.Fprintf(text, "confirmed %s, which stays\n", changeOf(*a.ConfirmedAgoNS))
@@ -220,7 +226,12 @@ func NewDifferences(differences []policy.Difference) Differences {
 			r.Change = "remove"
 		default:
 			for _, c := range policy.Changes(d.Have, d.Want) {
-				r.Options, parts = append(r.Options, OptionChange(c)), append(parts, c.String())
+				r.Options = append(r.Options, OptionChange(c))
+				if c.Option == "rate" && d.Want.Rate == policy.Unlimited && d.Want.Within != "" {
+					parts = append(parts, "rate "+c.Have+" -> that of its pool")
+				} else {
+					parts = append(parts, c.String())
+				}
 			}
 		}
 		if r.says = strings.Join(parts, ", "); parts == nil {

@@ -98,6 +98,9 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
 		}
 	}
+	if p.LimitedBy == nil && own.UsePercent().N > 100 {
+		says += "; its burst lets more than its rate pass for a moment"
+	}
 	if dropped := own.DroppedPercent(); dropped.N > 0 {
 		says += "; " + percentText(dropped.N) + " of the packets of " + p.Pool + " were dropped"
 		if p.LimitedBy == nil {

@@ -147,6 +147,16 @@ ap                           8mbit  7.90mbit      99%      25%
     10.0.0.7  eth0 egress  as pool   400kbit                0%
 1 more within it, with less or no use
 `},
+		{"nothing, as it has a burst", none, use(236_000, 110, 0, 0), use(197_500, 140, 0, 0), 0, `
+in the last 0.2 s, pool home limited none of its packets, and neither did a pool
+    above; its burst lets more than its rate pass for a moment
+POOL OR RULE  DEVICE          RATE       USE  OF RATE
+ap                           8mbit  7.90mbit      99%
+  home                       8mbit  9.44mbit     118%
+    10.0.0.8  eth0 egress  as pool  4.00mbit
+    10.0.0.7  eth0 egress  as pool   400kbit
+1 more within it, with less or no use
+`},
 		{"nothing, though a pool above is full", none, use(100_000, 110, 0, 0), use(197_500, 140, 60, 95_000), 0, `
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
     above

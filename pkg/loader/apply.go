@@ -38,7 +38,7 @@ const (
 type ApplyOptions struct {
 	// Confirm is the time after which the change reverts unless it is confirmed; 0 for never.
 	Confirm time.Duration
-	// Author is who makes a change that is to be confirmed, a zero byte, and the command.
+	// Author is who makes a change, a zero byte, and the command.
 	Author string
 	// Allow, unless it is nil, is asked before a change that would remove so many of all rules and pools. Its error refuses that.
 	Allow func(removed, of int) error
@@ -179,6 +179,14 @@ func (n *Namespace) Pending() *PendingError {
 		return nil
 	}
 	return n.pins.pending()
+}
+
+// LastAuthor is who made the last change.
+func (n *Namespace) LastAuthor() Author {
+	if n.pins.store == nil {
+		return Author{}
+	}
+	return n.pins.pending().Author
 }
 
 // lastChange is the state of the last change, Pending or Committed, and when it reverts. The error wraps ErrNoChange where there

@@ -11,7 +11,7 @@ const (
 	reattachedPin = "reattached"
 )
 
-// An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.
+// An Author is who made the last change, with which command, and when in ns of maps.Now; zero if that is not known.
 type Author struct {
 	Who   string // see ApplyOptions
 	Began uint64

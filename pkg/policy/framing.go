@@ -74,6 +74,9 @@ func ParseFraming(s string) (Framing, error) {
 			if cost, cells := cellFramings[word]; cells {
 				return Framing{}, fmt.Errorf("overhead %q counts %s, which is not supported; write the bytes per packet and lower the rate instead", word, cost)
 			}
+			if s == "cable" {
+				return Framing{}, fmt.Errorf("overhead %q is unknown; did you mean docsis?", s)
+			}
 			if !ok {
 				return Framing{}, fmt.Errorf("overhead %.64q is unknown; use a number of bytes such as 38 or 38/84, or one of %s", s, strings.Join(FramingNames, ", "))
 			}
