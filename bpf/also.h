@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Other limits of a rule or pool, to which its packets must conform as well: one of packets, one of new flows, and a quota. They
- * are a chain. The last one is a quota, and the limit that is in force while it is used up.
+ * Other limits of a rule or pool, to which its packets must conform as well: a quota, one of new flows, and one of packets. They are
+ * a chain. After a quota comes the limit that is in force while it is used up, if any packets pass then.
  *
  * Each is a bucket as any other. They differ in what they count:
  *
@@ -96,10 +96,8 @@ static __always_inline __u32 also_of(const struct rule *rule, __u32 set)
 	return params->flags & RULE_ALSO ? cold_of(params)->also + 1 : 0;
 }
 
-enum also {
-	ALSO_FITS = 1,	/* a packet conforms to the limit, */
-	ALSO_QUOTA = 2, /* which is a quota */
-};
+/* Set in the result of apply_also if a packet conforms. The rest is enum unit. */
+#define ALSO_FITS 8
 
 /* Charges a packet to the bucket that was looked at. Returns false if another CPU was faster. */
 static __always_inline bool charge_looked(struct stage *g, struct rule *rule, __u32 cpu, const struct work *w, __u64 cost)
@@ -112,7 +110,7 @@ static __always_inline bool charge_looked(struct stage *g, struct rule *rule, __
 
 /*
  * Puts one of these limits on STAGE_ALSO, and tests a packet there or charges it. A key without a slot has the spill bucket, as has
- * one that other CPUs keep changing. A quota is charged only if it has room. Returns enum also.
+ * one that other CPUs keep changing. A quota is charged only if it has room. Returns ALSO_FITS and enum unit.
  */
 __noinline int apply_also(struct __sk_buff *skb, __u32 cpu, __u32 id, __u32 charges)
 {
@@ -147,45 +145,46 @@ __noinline int apply_also(struct __sk_buff *skb, __u32 cpu, __u32 id, __u32 char
 			s->level = 0;
 		}
 		cost = cost_in(w, unit, unit == COUNTS_FLOWS && is_new_flow(skb, cpu));
-		fits = !cost || conforms(s, s->flags, cost) ? ALSO_FITS : 0;
-		if (unit == COUNTS_QUOTA)
-			fits |= ALSO_QUOTA;
-		if (!charges || !cost || fits == ALSO_QUOTA || charge_looked(s, rule, cpu, w, cost))
+		fits = (!cost || conforms(s, s->flags, cost) ? ALSO_FITS : 0) | (unit & 3);
+		if (!charges || !cost || fits == COUNTS_QUOTA || charge_looked(s, rule, cpu, w, cost))
 			break;
 	}
 	return fits;
 }
 
-/* Whether a packet conforms to the other limits of a stage. Counts it there if it does not. */
+/* Whether a packet conforms to the other limits of a stage. Counts it at the one that refuses it. */
 __noinline int conforms_also(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	const struct stage *s = stage_of(w, i);
-	struct rule *rule = rule_of(s->id);
-	int fits = ALSO_FITS, n;
+	struct rule *rule = rule_of(s->id), *refuses = NULL;
 	struct counters *c;
-	__u32 next;
+	__u32 next, n, fits, last = COUNTS_PACKETS;
 
 	if (!rule)
 		return true;
 	next = also_of(rule, s->set);
 	for (n = 0; n < MAX_ALSO && next; n++) {
-		w->at = next - 1;
-		fits = apply_also(skb, cpu, next - 1, false);
 		rule = rule_of(next - 1);
-		if (!rule || (fits != ALSO_FITS && fits != ALSO_QUOTA))
+		if (!rule)
 			break;
+		fits = apply_also(skb, cpu, next - 1, false);
+		if (fits == (ALSO_FITS | COUNTS_BYTES) && last == COUNTS_QUOTA)
+			refuses = NULL; /* the quota is used up */
+		else if (refuses)
+			break;
+		if (!(fits & ALSO_FITS) && !(fits == COUNTS_BYTES && last == (ALSO_FITS | COUNTS_QUOTA))) {
+			refuses = rule;
+			w->at = next - 1;
+		}
+		last = fits;
 		next = also_of(rule, set_in(rule, w->phase));
 	}
-	if (fits & ALSO_FITS) {
-		w->at = s->id;
+	if (!refuses)
 		return true;
-	}
-	if (rule) {
-		c = counters_on(rule, cpu);
-		count(&c->dropped_packets, &c->dropped_bytes, w);
-		count_extra(rule, w);
-	}
+	c = counters_on(refuses, cpu);
+	count(&c->dropped_packets, &c->dropped_bytes, w);
+	count_extra(refuses, w);
 	return false;
 }
 
@@ -219,18 +218,22 @@ __noinline int charge_also(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct work *w = work_of(cpu);
 	const struct stage *s = stage_of(w, i);
 	const struct rule *rule = rule_of(s->id);
-	__u32 next, n, fits;
+	__u32 next, n, fits = 0;
 
 	if (!rule || s->flags & RULE_ABSENT)
 		return 0;
 	next = also_of(rule, s->set);
 	for (n = 0; n < MAX_ALSO && next; n++) {
-		fits = apply_also(skb, cpu, next - 1, true);
-		if (fits != ALSO_QUOTA)
-			follow_also(skb, cpu);
 		rule = rule_of(next - 1);
-		if (!rule || fits == (ALSO_QUOTA | ALSO_FITS))
+		if (!rule)
 			break;
+		if (fits == (ALSO_FITS | COUNTS_QUOTA) && params_of(rule, set_in(rule, w->phase))->within == COUNTS_BYTES) {
+			fits = 0;
+		} else {
+			fits = apply_also(skb, cpu, next - 1, true);
+			if (fits != COUNTS_QUOTA)
+				follow_also(skb, cpu);
+		}
 		next = also_of(rule, set_in(rule, w->phase));
 	}
 	return 0;

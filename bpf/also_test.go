@@ -59,21 +59,21 @@ func TestOtherLimits(t *testing.T) {
 				isNew := !known || now >= last
 				fits := func(i int, of model.Bucket, n uint64) bool {
 					return n == 0 || of == (model.Bucket{}) || limits[i].Level(of, now) == 0 ||
-						limits[i].Level(of, now)+n<<model.BitsOf(policy.Unit(map[int]policy.Unit{3: policy.InQuota}[i])) <= limits[i].Capacity
+						limits[i].Level(of, now)+n<<model.BitsOf(policy.Unit(map[int]policy.Unit{1: policy.InQuota}[i])) <= limits[i].Capacity
 				}
 				begins := uint64(0)
 				if isNew {
 					begins = 1
 				}
-				inQuota := fits(3, b.quota, n)
+				inQuota := fits(1, b.quota, n)
 				why := 0
 				switch {
 				case !fits(0, b.main, n):
-				case !fits(1, b.flows, begins):
-					why = 1
-				case !fits(2, b.packets, 1):
+				case !inQuota && !fits(2, b.then, n):
 					why = 2
-				case !inQuota && !fits(4, b.then, n):
+				case !fits(3, b.flows, begins):
+					why = 3
+				case !fits(4, b.packets, 1):
 					why = 4
 				default:
 					why = -1
@@ -90,20 +90,20 @@ func TestOtherLimits(t *testing.T) {
 				charge := func(i int, of *model.Bucket, units uint64) { limits[i].Raise(of, limits[i].Level(*of, now)+units, now) }
 				charge(0, &b.main, n<<model.UnitBits)
 				if isNew {
-					charge(1, &b.flows, 1<<model.UnitBits)
+					charge(3, &b.flows, 1<<model.UnitBits)
 				}
-				charge(2, &b.packets, 1<<model.UnitBits)
+				charge(4, &b.packets, 1<<model.UnitBits)
 				if inQuota {
-					charge(3, &b.quota, n<<model.QuotaBits)
+					charge(1, &b.quota, n<<model.QuotaBits)
 				} else {
-					charge(4, &b.then, n<<model.UnitBits)
+					charge(2, &b.then, n<<model.UnitBits)
 				}
 				if left := last - min(last, now); left <= 15e9 || !known {
 					seen[flow] = now + 30e9
 				}
 			}
 			for i, n := range refused {
-				if n == 0 && i != 3 {
+				if n == 0 && i != 1 {
 					t.Errorf("limit %d refused nothing", i)
 				}
 			}
@@ -270,5 +270,19 @@ func TestWindowsOfOtherLimits(t *testing.T) {
 				t.Errorf("%v passed, want at least %v", passed, least)
 			}
 		})
+	}
+}
+
+// What is used of a quota stays while other limits come and go.
+func TestQuotaStays(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 32, Buckets: 1 << 8, Labels: 32, Also: true}, egress())
+	quota := []string{"quota", "10000b/month", "then", "8kbit"}
+	r.put(limited(t, quota...), 0)
+	send(t, r.program(), udp(addr(near4), farHost(1), 100), meta{now: 1e9})
+	for _, more := range [][]string{{"pps", "9"}, {"pps", "9", "new-flows", "9"}, {"new-flows", "9"}, {"rate", "1mbit"}, {"then", "drop"}, {"grace", "5kb", "pps", "7"}, nil} {
+		e := r.put(limited(t, slices.Concat(quota, more)...), 1e9)
+		if used := r.set.Store.QuotaOf(r.set.Store.Others(e)[0], 1e9).UsedBytes; used != 142 {
+			t.Errorf("with %v, %d bytes are used", more, used)
+		}
 	}
 }

@@ -180,7 +180,7 @@ func (s Stages) room() (packets, bytes uint64) {
 		switch room := (o.Capacity - min(o.Capacity, o.Level)) >> model.BitsOf(o.Unit); o.Unit {
 		case policy.Packets:
 			packets = room
-		case policy.InQuota, policy.Bytes:
+		case policy.InQuota, policy.AfterQuota:
 			left += room
 			bytes = left
 		}
@@ -275,7 +275,7 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 
 // reasons are why other limits refuse a packet.
 var reasons = map[policy.Unit]string{
-	policy.Packets: report.TooManyPackets, policy.Flows: report.TooManyFlows, policy.InQuota: report.UsedUp, policy.Bytes: report.UsedUp,
+	policy.Packets: report.TooManyPackets, policy.Flows: report.TooManyFlows, policy.InQuota: report.UsedUp, policy.AfterQuota: report.UsedUp,
 }
 
 // isFull reports whether the level of a pool is as high as it gets.

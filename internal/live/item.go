@@ -178,7 +178,7 @@ func (l *Limit) read(s *maps.Store, now uint64) Item {
 		case policy.InQuota:
 			it.Used = s.QuotaOf(other, now)
 		}
-		if other.Unit == policy.InQuota || other.Unit == policy.Bytes {
+		if other.Unit == policy.InQuota || other.Unit == policy.AfterQuota {
 			it.BeyondQuota += counted.DroppedPackets
 		}
 	}

@@ -73,35 +73,35 @@ func (o Other) After(ns uint64) Other {
 	return o
 }
 
-// refusing is the other limit of a stage that refuses a packet, or NoStage. A limit after a quota refuses only what that does.
+// refusing is the other limit of a stage that refuses a packet, or NoStage.
 func (s *Stage) refusing(p Packet) int {
-	by := NoStage
+	by, left := NoStage, false // whether something is left of the quota
 	for i := range s.Others {
 		o := &s.Others[i]
-		switch fits := o.fits(p); {
-		case fits && o.Unit == policy.InQuota:
-			return NoStage
-		case fits:
+		fits := o.fits(p)
+		switch {
+		case o.Unit == policy.AfterQuota && (left || fits):
 			by = NoStage
-		case o.Unit != policy.InQuota:
-			return i
-		default:
+			continue
+		case by != NoStage && o.Unit != policy.AfterQuota:
+			return by
+		case !fits:
 			by = i
 		}
+		left = fits && o.Unit == policy.InQuota
 	}
 	return by
 }
 
 // Charged are the other limits of a stage to which a packet that passes is charged, each with what it counts there.
 func (s *Stage) Charged(p Packet, charge func(i int, units uint64)) {
+	left := false
 	for i := range s.Others {
 		o := &s.Others[i]
 		fits := o.fits(p)
-		if fits || o.Unit != policy.InQuota {
+		if !(o.Unit == policy.AfterQuota && left) && (fits || o.Unit != policy.InQuota) {
 			charge(i, o.Cost(p))
 		}
-		if fits && o.Unit == policy.InQuota {
-			return
-		}
+		left = fits && o.Unit == policy.InQuota
 	}
 }

@@ -138,7 +138,8 @@ func Named() (name string, first bool) {
 			return e.Name(), false
 		}
 	}
-	return "", false
+	var init unix.Stat_t
+	return "", unix.Stat("/proc/1/ns/net", &init) == unix.EACCES // a unit of a container, which may not see the first process
 }
 
 // hostCookie is the first that the kernel uses.

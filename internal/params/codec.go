@@ -57,6 +57,7 @@ var (
 	units          = []uint32{
 		policy.Bytes: uint32(bpf.AbiUnitCOUNTS_BYTES), policy.Packets: uint32(bpf.AbiUnitCOUNTS_PACKETS),
 		policy.Flows: uint32(bpf.AbiUnitCOUNTS_FLOWS), policy.InQuota: uint32(bpf.AbiUnitCOUNTS_QUOTA),
+		policy.AfterQuota: uint32(bpf.AbiUnitCOUNTS_BYTES),
 	}
 	shareFlags = []uint32{
 		policy.ShareNone: 0, policy.ShareHost: Host << bpf.AbiLayoutSHARE_FLAGS, policy.ShareSubnet: Subnet << bpf.AbiLayoutSHARE_FLAGS,

@@ -32,7 +32,8 @@ const (
 	Bytes Unit = iota
 	Packets
 	Flows
-	InQuota // in bytes, coarser
+	InQuota    // in bytes, coarser
+	AfterQuota // in bytes: the limit that is in force while the one before is used up
 )
 
 const (
@@ -42,22 +43,26 @@ const (
 	leastPacketBurst, leastFlowBurst = 64, 10
 )
 
-// Chained returns the first of the other limits of r, of which the next one is that of the result; false for none. The limit after
-// a quota is in force while that is used up.
+// Chained returns the first of the other limits of r, of which the next one is that of the result; false for none. A quota comes
+// first, so it stays what it is when others come and go.
 func (r Rule) Chained() (next Rule, ok bool) {
-	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Also: r.Also, Cluster: Cluster{Name: r.Cluster.Name}}
-	switch a := &next.Also; {
+	next = Rule{Prefix: r.Prefix, Each: r.Each, NAT: r.NAT, Also: r.Also}
+	a, then := &next.Also, r.Also.Then
+	if r.Unit == InQuota {
+		a.Quota, a.Grace, a.Zone, a.Then = Quota{}, 0, "", 0
+	}
+	switch {
+	case a.Quota.Bytes != 0:
+		next.Unit, next.Capacity, next.Cluster.Name = InQuota, a.Quota.Bytes+a.Grace, r.Cluster.Name
+		next.Algorithm, next.Excess = Leaky, Delay // a change keeps what is used, not what is left
+	case r.Unit == InQuota && then != ThenDrop:
+		next.Unit, next.Rate, next.Capacity = AfterQuota, Rate(then), DefaultCapacity(Rate(then))
 	case a.Flows != 0:
 		next.Unit, next.Rate, next.Capacity = Flows, a.Flows.rate(), uint64(a.FlowBurst)
 		a.Flows, a.FlowBurst = 0, 0
 	case a.Packets != 0:
 		next.Unit, next.Rate, next.Capacity = Packets, a.Packets.rate(), uint64(a.PacketBurst)
 		a.Packets, a.PacketBurst = 0, 0
-	case a.Quota.Bytes != 0 && r.Unit != InQuota:
-		next.Unit, next.Capacity = InQuota, a.Quota.Bytes+a.Grace
-		next.Algorithm, next.Excess = Leaky, Delay // a change keeps what is used, not what is left
-	case a.Quota.Bytes != 0 && a.Then != ThenDrop:
-		next.Rate, next.Capacity, next.Also, next.Cluster = Rate(a.Then), DefaultCapacity(Rate(a.Then)), Also{}, Cluster{}
 	default:
 		return Rule{}, false
 	}
