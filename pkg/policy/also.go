@@ -196,6 +196,8 @@ func ParseVolume(what, s string) (uint64, error) {
 	size := volumeUnits[strings.ToLower(unit)]
 	v, whole := scale(number, size)
 	switch {
+	case unit == "":
+		return 0, fmt.Errorf("%s %q has no unit; did you mean %sgb?", what, s, number)
 	case strings.HasSuffix(strings.ToLower(unit), "bit"):
 		return 0, fmt.Errorf("%s %q is in bits; write it in bytes such as 100gb", what, s)
 	case size == 0:
