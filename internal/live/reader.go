@@ -419,11 +419,12 @@ func (out *Reading) Places() (places []Place) {
 	return places
 }
 
-// Exported are the items that metrics are for: the pools that several names draw from, and at most so many others. These are
-// the rules in no pool, if they are so few, and what does worst; all of them if most is negative. Each key is there once.
+// Exported are the items that metrics are for: all if they are at most so many, or most is negative. Else they are the pools that
+// several names draw from, and at most so many others: the rules in no pool, if they are so few, and what does worst. Each key is
+// there once.
 func (out *Reading) Exported(most int) []*Item {
 	all := out.Once()
-	if most < 0 {
+	if most < 0 || len(all) <= most {
 		return all
 	}
 	left, some := make(map[*Item]bool, len(all)), []*Item{}

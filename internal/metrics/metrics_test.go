@@ -218,6 +218,9 @@ func TestMost(t *testing.T) {
 			t.Errorf("most %d: not all are counted", most)
 		}
 	}
+	if n := len(second(2).Exported(20_003)); n != 20_003 {
+		t.Errorf("of 20003 rules and pools %d have metrics, and all may", n)
+	}
 }
 
 // Prometheus asks for other formats; all say the same.
