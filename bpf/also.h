@@ -34,7 +34,10 @@ static __always_inline __u64 cost_in(const struct work *w, __u32 counts, bool is
 	return counts == COUNTS_QUOTA ? w->cost >> (UNIT_BITS - QUOTA_BITS) : w->cost;
 }
 
-/* Whether a packet is the first one of its flow, by a limit of new flows. Of TCP, that is a SYN. Sought is the flow's slot. */
+/*
+ * Whether a packet is the first one of its flow, by a limit of new flows. Of TCP, that is a SYN, or what is too short to tell. Sought
+ * is the flow's slot.
+ */
 __noinline int is_new_flow(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
@@ -52,7 +55,7 @@ __noinline int is_new_flow(struct __sk_buff *skb, __u32 cpu)
 	slot = seek_flow(skb, cpu, params->salt);
 	if (w->flow.proto == IPPROTO_TCP)
 		return !find_transport(skb, w->ip, &t) && !t.headless &&
-		       !bpf_skb_load_bytes(skb, t.l4 + 13 /* RFC 9293 3.1 */, &flags, sizeof(flags)) && (flags & (SYN | ACK)) == SYN;
+		       (bpf_skb_load_bytes(skb, t.l4 + 13 /* RFC 9293 3.1 */, &flags, sizeof(flags)) || (flags & (SYN | ACK)) == SYN);
 	if (!slot)
 		return true;
 	look_at(flow, rule, params, s->set, bucket_of(slot), w->now);

@@ -201,7 +201,7 @@ func TestFlowsBegin(t *testing.T) {
 		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0xc2))), 1}, // with ECN
 		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(1, 0x12))), 0}, // SYN, ACK
 		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(2, 0x10))), 0},
-		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(3, 0x02)[:13])), 0},
+		{ether(typeIPv4, ip4{proto: protoTCP}.with(tcp(3, 0x10)[:13])), 1}, // its flags are in another fragment
 		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 1},
 		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), 0},
 		{ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(2, 2))), 1},

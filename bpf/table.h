@@ -82,6 +82,8 @@ static __always_inline bool is_empty_by(__u32 id, __u32 phase, __u64 now, __u64 
 	if (!rule)
 		return true;
 	set = set_in(rule, phase);
+	if (params_of(rule, set)->flags & RULE_ABSENT) /* it is about to come, or may come back */
+		return false;
 	params = rated(rule, &set, now);
 	c = clock_of(rule, params, set);
 	v = clock_at(c, params, now);

@@ -112,7 +112,7 @@ func TestQuotasAreKept(t *testing.T) {
 		r.run("flush", "--all") // warns of the last one
 		testenv.Must(t, spoil())
 		got := r.run(strings.Fields("set " + shared + " --rate 1gbit --quota 1mb/month --then drop --name alice")...)
-		if got.code != exitDone || !strings.Contains(got.err, what) || !strings.Contains(got.err, "new ones begin at 0") {
+		if got.code != exitDone || !strings.Contains(got.err, what) || !strings.Contains(got.err, "begin at 0") {
 			t.Errorf("%s: exit %d, %s", what, got.code, got.err)
 		}
 	}

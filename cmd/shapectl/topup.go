@@ -153,6 +153,8 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 				says = "pool " + r.Label.Name
 			}
 			switch each := r.Each.Kind != policy.EachAll; {
+			case t.host.IsValid() && r.Prefix.Addr().Is4() != t.host.Is4() && !policy.IsMark(r.Prefix) && !r.Pool:
+				continue // of the other family
 			case t.host.IsValid() && (!each || r.Each.Kind == policy.EachFlow || !r.Prefix.Contains(t.host) && !policy.IsMark(r.Prefix)):
 				return inputf("%s: %s has no quota of its own there; nothing was changed", plain.Line(says), t.host)
 			case t.host.IsValid():

@@ -140,10 +140,11 @@ func (s *customers) quota() (a policy.Also) {
 	if text := s.cell("then"); strings.EqualFold(text, policy.ThenDrop.String()) {
 		a.Then = policy.ThenDrop
 	} else if text != "" {
-		rate, _ := s.anySpeed("then")
-		a.Then = policy.Then(rate)
-	}
-	if a.Then == 0 {
+		rate, why := s.anySpeed("then")
+		if a.Then = policy.Then(rate); rate == 0 || why != (reason{}) {
+			s.problem(s.at["then"], "then %q is neither a rate such as 5mbit nor drop", text)
+		}
+	} else if a.Then == 0 {
 		s.problem(s.at["quota"], "nothing says what comes after the quota; add a column then with a rate or drop, or give --then")
 	}
 	return a

@@ -138,10 +138,10 @@ func isExtension(proto uint8) bool {
 }
 
 func (p *packet) readPorts(b []byte, at int) {
+	p.syn = p.flow.Proto == unix.IPPROTO_TCP && (at+13 >= len(b) || b[at+13]&0x12 == 2)
 	switch p.flow.Proto {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE:
 		if at+4 <= len(b) {
-			p.syn = p.flow.Proto == unix.IPPROTO_TCP && at+13 < len(b) && b[at+13]&0x12 == 2
 			p.flow.SrcPort, p.flow.DstPort = binary.BigEndian.Uint16(b[at:]), binary.BigEndian.Uint16(b[at+2:])
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -45,17 +44,24 @@ func usedFile(o Options) string {
 // parseUsed reads the text of such a file.
 func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error) {
 	used := map[string]maps.Used{}
-	lines := json.NewDecoder(bytes.NewReader(text))
-	for err == nil {
-		var u maps.Used
-		if err = lines.Decode(&u); err == nil {
-			used[u.Of] = u
-		}
-	}
-	if err == io.EOF || errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return used, nil
 	}
-	return nil, fmt.Errorf("what was used of quotas cannot be read from %s, so new ones begin at 0: %w", path, err)
+	for line := range bytes.Lines(text) {
+		var u maps.Used
+		failed := json.Unmarshal(line, &u)
+		if failed == nil && !u.Period.Valid() {
+			failed = fmt.Errorf("%s: the period %q is unknown", u.Of, u.Period)
+		}
+		if failed == nil {
+			used[u.Of] = u
+		}
+		err = cmp.Or(err, failed)
+	}
+	if err != nil {
+		err = fmt.Errorf("what was used of some quotas cannot be read from %s, so they begin at 0: %w", path, err)
+	}
+	return used, err
 }
 
 // earlier is what was used of the quota of a rule or pool when its namespace last had it.

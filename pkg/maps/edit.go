@@ -213,7 +213,9 @@ func (s *index) free(id uint32) {
 	s.freeShare(id)
 	s.freeLeases(id, 0)
 	r := s.rule(id)
-	r.Cold[0].Lease, r.Cold[1].Lease = 0, 0 // its slots must not go by the lease of another pool
+	for i := range r.Params { // its slots are empty, and go by no lease and no calendar
+		r.Params[i].Flags, r.Params[i].Idle, r.Cold[i].Lease, r.Cold[i].Calendar = 0, 0, 0, 0
+	}
 	r.Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)

@@ -110,6 +110,9 @@ func (bs *buckets) isEmpty(n uint32, now uint64) bool {
 	case key.Sharer != 0:
 		return !bs.isActive(n)
 	}
+	if !bs.current(id).Present() { // it is about to come, or may come back
+		return false
+	}
 	now -= min(now, skew)
 	return bs.level(id, b, now) == bs.level(id, model.Bucket{}, now)
 }

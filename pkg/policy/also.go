@@ -137,6 +137,9 @@ var (
 	weekdays       = map[string]int{"mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6, "sun": 0}
 )
 
+// Valid reports whether this build knows the period.
+func (p Period) Valid() bool { return calendarPeriod.MatchString(string(p)) || p.Rolling() > 0 }
+
 // Rolling is the time over which a quota of the period comes back; 0 if it comes back at once when a period begins.
 func (p Period) Rolling() time.Duration {
 	parts := rollingPeriod.FindStringSubmatch(string(p))
@@ -177,7 +180,7 @@ func (q *Quota) Set(s string) error {
 		return nil
 	}
 	size, period, found := strings.Cut(s, "/")
-	if p := Period(period); !found || !calendarPeriod.MatchString(period) && p.Rolling() == 0 {
+	if !found || !Period(period).Valid() {
 		return fmt.Errorf("quota %.64q has no period that is known; write one such as 100gb/month, 100gb/month@15, 20gb/week, 5gb/day or 100gb/30d", s)
 	}
 	bytes, err := ParseVolume("quota", size)
@@ -260,13 +263,12 @@ type Zone string
 
 // Location is the time zone.
 func (z Zone) Location() (in *time.Location, err error) {
-	if _, set := os.LookupEnv("TZ"); z == "" && !set { // time.Local never changes
-		if data, err := os.ReadFile("/etc/localtime"); err == nil {
-			return time.LoadLocationFromTZData("Local", data)
+	if z == "" { // that of the host, not of whoever runs a command
+		data, err := os.ReadFile("/etc/localtime")
+		if err != nil {
+			return time.UTC, nil
 		}
-	}
-	if z == "" {
-		return time.Local, nil
+		return time.LoadLocationFromTZData("Local", data)
 	}
 	if in, err = time.LoadLocation(string(z)); err != nil {
 		err = fmt.Errorf("quota-zone %q is unknown here; use a name in /usr/share/zoneinfo, such as Europe/Berlin", string(z))
