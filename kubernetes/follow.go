@@ -251,9 +251,9 @@ func within(p policy.Rule, above policy.Within, group policy.Rule) policy.Rule {
 
 // limitIn is the pool of a pod with the limit of an annotation, nil for none, over what its network gives.
 func limitIn(l *policy.Draft, have, group policy.Rule) (policy.Rule, error) {
-	whose, network, annotated := policy.CutPodNote(have.Label.Note)
+	whose, network, _ := policy.CutPodNote(have.Label.Note)
 	var d policy.Draft
-	if annotated = l != nil; annotated {
+	if l != nil {
 		d = *l
 	}
 	switch {
@@ -264,7 +264,7 @@ func limitIn(l *policy.Draft, have, group policy.Rule) (policy.Rule, error) {
 	}
 	d = d.OnNetwork(network)
 	d.Within, d.Owner = have.Within, have.Label.Owner
-	d.Note, _ = policy.PodNote(whose, network, annotated)
+	d.Note, _ = policy.PodNote(whose, network, l != nil)
 	pool, err := d.Pool(have.Label.Name)
 	return within(pool.WithoutGuarantee(), have.Within, group), err
 }
