@@ -141,7 +141,7 @@ func (r *rig) expect(logged string, want ...string) {
 }
 
 func TestAnnotations(t *testing.T) {
-	const only, shadow = "rate, capacity, algorithm, excess, queue, ecn-above, order, guarantee, weight, share, nat", " or shadow"
+	const only, shadow = "rate, capacity, algorithm, excess, queue, ecn-above, order, guarantee, weight, share, nat", ", pps, pps-burst, new-flows, new-flows-burst, quota, then, grace, quota-zone or shadow"
 	for _, test := range []struct {
 		a         annotations
 		namespace bool
