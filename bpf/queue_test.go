@@ -125,7 +125,7 @@ func TestDeparturesAreExact(t *testing.T) {
 					}
 					now += uint64(float64(n*8e9)/float64(rate)*roll.Float64()*2*float64(p%3)/1.8) + roll.Uint64N(2)
 				}
-				if delayed < 100 {
+				if delayed < 30 { // of a small queue behind a large burst, few are
 					t.Errorf("only %d packets were delayed", delayed)
 				}
 			})
