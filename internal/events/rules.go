@@ -119,10 +119,8 @@ func (s *session) readRules(store *maps.Store) {
 		if rule.Cluster.Name != "" {
 			r.clustered[rule.Prefix] = rule.Label.Name
 		}
-		for _, other := range store.Others(rule) {
-			if other.Unit == policy.InQuota {
-				r.quotas = append(r.quotas, quotaOf{at, rule.Prefix, rule.Label.Name, other})
-			}
+		if quota, has := store.Quota(rule); has {
+			r.quotas = append(r.quotas, quotaOf{at, rule.Prefix, rule.Label.Name, quota})
 		}
 		r.of[at][rule.Prefix] = known{maphash.Comparable(r.seed, rule.Rule), rule.Label.Name, rule.Label.Waits != 0}
 	}

@@ -79,9 +79,11 @@ func NewLimit(r policy.Rule) *Limit {
 	l := &Limit{Excess: r.Excess, Order: r.Order, ECNAbove: r.ECNAbove}
 	l.Queues, l.Shared = r.Excess == policy.Delay, r.Pool || r.Share.Kind != policy.ShareNone
 	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<BitsOf(r.Unit)
-	if over := r.Also.Quota.Period.Rolling(); r.Unit == policy.InQuota && over > 0 {
-		l.RateUnits, _ = bits.Div64(l.Capacity>>32, l.Capacity<<32, uint64(over))
-		l.RateUnits = max(l.RateUnits, 1)
+	if r.Unit == policy.InQuota {
+		if over := r.Also.Quota.Period.Rolling(); over > 0 {
+			l.RateUnits, _ = bits.Div64(l.Capacity>>32, l.Capacity<<32, uint64(over))
+			l.RateUnits = max(l.RateUnits, 1)
+		}
 	}
 	if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
 		l.Burst, l.Capacity = l.Capacity, (r.Capacity+r.Queue)<<UnitBits

@@ -147,6 +147,9 @@ func (ls *limits) Second(e Entry) (its Entry, has bool) {
 
 // Others are the other limits of a rule or pool, of which Rule.Chained tells. Each has its own buckets and counters.
 func (ls *limits) Others(e Entry) (all []Entry) {
+	if e.Also == (policy.Also{}) { // to ask takes a while for many rules
+		return nil
+	}
 	for its, has := ls.companion(2, e); has; its, has = ls.companion(2, its) {
 		all = append(all, its)
 	}

@@ -41,9 +41,6 @@ func (s *Set) place(r policy.Rule) string {
 
 // Quota is the quota of a rule or pool, one of Others.
 func (ls *limits) Quota(e Entry) (its Entry, has bool) {
-	if e.Also.Quota.Bytes == 0 { // Others takes a while for many rules
-		return Entry{}, false
-	}
 	for _, its = range ls.Others(e) {
 		if its.Unit == policy.InQuota {
 			return its, true
