@@ -56,7 +56,7 @@ func (s *session) lookAtQuotas() {
 		if b.Subnet.IsValid() {
 			key = policy.NetworkText(b.Subnet)
 		}
-		s.lookAtQuota(each[i], key, maps.Quota{UsedBytes: b.LevelBytes, LeftBytes: entries[i].Capacity - min(entries[i].Capacity, b.LevelBytes)}, was)
+		s.lookAtQuota(each[i], key, maps.NewQuota(entries[i].Capacity, b.LevelBytes), was)
 	}
 	s.quotas.next = begun.Add(rest * time.Since(begun))
 }

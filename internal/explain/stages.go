@@ -165,8 +165,8 @@ func (s Stages) quota(level int) *report.QuotaUse {
 	q := maps.Quota{}
 	for _, o := range s.Model[level].Others {
 		if o.Unit == policy.InQuota {
-			q.UsedBytes, q.EndsNS = model.BytesOf(o.Unit, o.Level), o.Ends
-			q.LeftBytes = o.Capacity>>model.QuotaBits - min(o.Capacity>>model.QuotaBits, q.UsedBytes)
+			q = maps.NewQuota(o.Capacity>>model.QuotaBits, model.BytesOf(o.Unit, o.Level))
+			q.EndsNS = o.Ends
 		}
 	}
 	return report.NewQuotaUse(s.Levels[level].Also, q)

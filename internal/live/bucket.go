@@ -107,7 +107,8 @@ func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 // using is the bucket with what is used of its quota; nil for none.
 func (b Bucket) using(quota *maps.Entry, used uint64) Bucket {
 	if quota != nil {
-		b.UsedBytes, b.LeftBytes = &used, new(quota.Capacity-min(quota.Capacity, used))
+		q := maps.NewQuota(quota.Capacity, used)
+		b.UsedBytes, b.LeftBytes = &q.UsedBytes, &q.LeftBytes
 	}
 	return b
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 	"sync/atomic"
@@ -23,16 +24,13 @@ func (s *Store) calendarOf(r policy.Rule) (number uint32, err error) {
 		return 0, nil
 	}
 	name := string(r.Also.Quota.Period) + " " + string(r.Also.Zone)
-	used := s.calendarsInUse()
-	free := -1
 	for i := range s.calendars {
-		switch have := nameOf(&s.calendars[i]); {
-		case have == name:
+		if nameOf(&s.calendars[i]) == name {
 			return uint32(i) + 1, nil
-		case !used[i] && free < 0:
-			free = i
 		}
 	}
+	used := s.calendarsInUse() // which takes a while for many rules
+	free := slices.Index(used[:], false)
 	if free < 0 {
 		return 0, fmt.Errorf("quota of %d different periods and time zones: %w", len(s.calendars)+1, ErrFull)
 	}
@@ -170,6 +168,11 @@ type Quota struct {
 	EndsNS               uint64 // until the period ends; 0 if the quota comes back steadily
 }
 
+// NewQuota tells how much is left of so many bytes, of which some are used.
+func NewQuota(bytes, used uint64) Quota {
+	return Quota{UsedBytes: used, LeftBytes: bytes - min(bytes, used)}
+}
+
 // UsedUp reports whether the limit after the quota is in force. What is left then is less than a packet, which may be one of GSO.
 func (q Quota) UsedUp() bool {
 	return q.UsedBytes > 0 && q.LeftBytes < max(model.SharedBytes, min(1<<16, (q.UsedBytes+q.LeftBytes)/100))
@@ -179,10 +182,8 @@ func (q Quota) UsedUp() bool {
 func (s *Store) QuotaOf(e Entry, now uint64) Quota { return s.quota(e, s.SharedLevel(e, now), now) }
 
 func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
-	q.UsedBytes = model.BytesOf(e.Unit, level)
 	v := cs.current(e.ID)
-	q.LeftBytes = v.Limit >> model.QuotaBits
-	q.LeftBytes -= min(q.LeftBytes, q.UsedBytes)
+	q = NewQuota(v.Limit>>model.QuotaBits, model.BytesOf(e.Unit, level))
 	if v.Calendar > 0 {
 		q.EndsNS = cs.ends(v.Calendar, now)
 	}

@@ -24,6 +24,9 @@ type Also struct {
 	Then        Then // once quota and grace are used up; not 0 with a quota
 }
 
+// some reports whether there are any, before all is resolved.
+func (a Also) some() bool { return a.Packets|a.Flows != 0 || a.Quota.Bytes != 0 }
+
 // A Unit is what a limit counts.
 type Unit uint8
 
@@ -222,7 +225,11 @@ func init() {
 	}
 }
 
+// volumeText is "" for 0.
 func volumeText(bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
 	return inLargest(bytes, volumeUnits, "tb", "gb", "mb", "kb", "b")
 }
 
@@ -248,15 +255,8 @@ func (v volume) Set(s string) (err error) {
 	return err
 }
 
-func (v volume) String() string { return graceText(*v.at) }
+func (v volume) String() string { return volumeText(*v.at) }
 func (v volume) Type() string   { return "size" }
-
-func graceText(bytes uint64) string {
-	if bytes == 0 {
-		return ""
-	}
-	return volumeText(bytes)
-}
 
 // Zone is the name of a time zone, such as Europe/Berlin; "" for that of the host.
 type Zone string
@@ -314,7 +314,7 @@ func (t Then) String() string {
 
 func (t Then) Type() string { return "rate|drop" }
 
-// resolveBurst sets a burst that is not given to a part of a second of what passes, but at least to some.
+// resolve sets a burst that is not given to a part of a second of what passes, but at least to some.
 func (c Count) resolve(n PerSecond, part, least uint32) Count {
 	if c == 0 && n != 0 {
 		c = Count(max(uint32(n)/part, least))

@@ -122,7 +122,7 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 // resolve completes a rule that has a network, or a pool that has a key.
 func (l *Limit) resolve(r Rule) (_ Rule, err error) {
 	switch {
-	case l.Rate != 0 || l.Also.Packets|l.Also.Flows != 0 || l.Also.Quota.Bytes != 0:
+	case l.Rate != 0 || l.Also.some():
 	case r.Pool:
 		return r, errors.New("rate is missing; say how much, such as 1gbit")
 	case l.Within == "":

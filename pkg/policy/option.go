@@ -364,7 +364,7 @@ var Options = []*Option{
 		needs:      []need{needsQuota}, check: checkThen,
 	}),
 	written(func(l *Limit) *uint64 { return &l.Also.Grace }, func(r *Rule) *uint64 { return &r.Also.Grace },
-		func(v *uint64) Value { return volume{v, "grace"} }, graceText, Option{
+		func(v *uint64) Value { return volume{v, "grace"} }, volumeText, Option{
 			Name: "grace", LimitedOnly: true, Help: "bytes beyond the quota that have the full rate",
 			needs: []need{needsQuota},
 			resolve: func(l *Limit, r *Rule) error {

@@ -159,7 +159,7 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 func resolveRate(l *Limit, r *Rule) error {
 	switch r.Rate = l.Rate; {
 	case l.Rate != 0:
-	case l.Also.Packets|l.Also.Flows != 0 || l.Also.Quota.Bytes != 0:
+	case l.Also.some():
 		r.Rate = MaxRate
 	case l.Within != "" && !r.Pool:
 		r.Rate = Unlimited
