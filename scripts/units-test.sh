@@ -216,12 +216,12 @@ use() {
 
 	# It limits a container whenever that runs. Without limits of its own, podman needs no controllers here.
 	systemctl start dbus
-	mkdir /run/root
-	cp "$(type -P busybox)" /run/root/
+	mkdir /run/rootfs
+	cp "$(type -P busybox)" /run/rootfs/
 	printf '  container:web:\n    egress: {any: 1mbit}\n' >>/etc/shapectl/policy.yaml
 	systemctl reload shapectl-serve
 	for _ in 1 2; do
-		podman run --detach --name web --network host --privileged --pids-limit -1 --ulimit nofile=99 --ulimit nproc=99 --rootfs /run/root /busybox ping 10.0.0.9 >/dev/null
+		podman run --detach --name web --network host --privileged --pids-limit -1 --ulimit nofile=99 --ulimit nproc=99 --rootfs /run/rootfs /busybox ping 10.0.0.9 >/dev/null
 		eventually 'a container that starts is limited' counted container:web
 		podman rm --force --time 0 web >/dev/null
 		eventually 'the device of a container that was removed is gone' gone container:web

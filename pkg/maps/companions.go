@@ -6,8 +6,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// setCompanions sets up the companions, of the rule of or of one of these, that a change makes or alters, and returns the ids of all. A second limit that a
-// revert may bring back has no room meanwhile.
+// setCompanions sets up the companions, of the rule of or of one of these, that a change makes or alters, and returns the ids of
+// all. A second limit that a revert may bring back has no room meanwhile.
 func (s *Set) setCompanions(of *policy.Rule, have, want policy.Rule, ids params.IDs, at when) (_ params.IDs, err error) {
 	for i := range params.Companions {
 		c, none := &params.Companions[i], policy.Rule{}
