@@ -297,8 +297,11 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	}
 	testenv.Must(t, os.Remove(paths[unit]))
 	n := listens.tells(0, "a cgroup that is gone", is(report.DeviceGone))
+	testenv.Eventually(t, "the kernel to release the cgroup", func() bool { return states(unit) == "device is gone device is gone " })
 	testenv.Must(t, os.Mkdir(paths[unit], 0o755))
-	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
+	if got := r.run("set", unit, "ingress", "any", "--rate", "1mbit"); got.code != exitDone || !strings.Contains(got.err, "removed the rules of deleted devices: "+unit) {
+		t.Errorf("exit %d, %s", got.code, got.err)
+	}
 	listens.tells(n, "a cgroup that is there again", is(report.DeviceAppeared))
 	testenv.Must(t, os.Remove(paths[unit]))
 	testenv.Eventually(t, "a removed cgroup to be gone", func() bool { return !strings.Contains(states(unit), "attached") })

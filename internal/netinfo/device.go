@@ -153,8 +153,10 @@ func DeviceAt(name string, index int) (Device, bool, error) {
 	if !IsCgroup(index) {
 		return DeviceByIndex(index)
 	}
-	d, err := KnownDevice(name)
-	return d, err == nil && d.Index == index, nil
+	if d, err := KnownDevice(name); err == nil && d.Index == index {
+		return d, true, nil
+	}
+	return Device{}, false, nil
 }
 
 // DeviceByIndex finds a device by its index, and reports whether it exists.
