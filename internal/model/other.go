@@ -29,7 +29,8 @@ func NewOthers(r policy.Rule) (all []Other) {
 // Renew has a quota without a rate begin anew with each period of the calendar: period_began of bpf/look.h.
 func (o *Other) Renew(p policy.Period, in *time.Location, now uint64) {
 	const mask = 1<<TickBits - 1
-	at := time.Unix(0, int64(now&^mask)).In(in)
+	edge := now &^ mask
+	at := time.Unix(int64(edge/1e9), int64(edge%1e9)).In(in) // also after the year 2262
 	o.Edited, o.Fresh, o.Until = true, Tick(uint64(p.Begins(at, 0).UnixNano())+mask), 0
 	o.Ends = uint64(p.Begins(at, 1).UnixNano()) - now
 }

@@ -126,7 +126,7 @@ func (g grower) tree() (l Limits) {
 		if g.IntN(4) == 0 {
 			p.Also = g.also()
 		}
-		if p.Order == policy.FIFO && g.IntN(3) == 0 {
+		if p.Order == policy.FIFO && p.Also.Quota.Bytes == 0 && g.IntN(3) == 0 {
 			p.Cluster.Name = policy.ClusterName(p.Label.Name)
 		}
 		l.Pools = append(l.Pools, p)

@@ -111,7 +111,8 @@ func (cs *clocks) date(now uint64) (at time.Time, ahead uint64) {
 		ahead = wall - uint64(time.Now().UnixNano()-int64(Now()-now))
 		ahead = (ahead + uint64(time.Second)/2) / uint64(time.Second) * uint64(time.Second)
 	}
-	return time.Unix(0, int64(wall-ahead)), ahead
+	wall -= ahead
+	return time.Unix(int64(wall/1e9), int64(wall%1e9)), ahead // also after the year 2262
 }
 
 // wall is CLOCK_TAI at now, which is not long ago.
