@@ -213,6 +213,7 @@ const (
 	AbiLayoutFREE_WHOLE_BITS AbiLayout = 42
 	AbiLayoutMAX_WAIT_S      AbiLayout = 9
 	AbiLayoutQUOTA_BITS      AbiLayout = 8
+	AbiLayoutAHEAD_BITS      AbiLayout = 58
 	AbiLayoutCALENDARS       AbiLayout = 16
 	AbiLayoutPERIODS         AbiLayout = 128
 	AbiLayoutSPARSE_PARTS    AbiLayout = 16

@@ -10,7 +10,8 @@
  *	COUNTS_QUOTA	units of 2^-QUOTA_BITS byte, so that a level can be petabytes
  *
  * A quota comes back at a rate, or all at once by a calendar: then its clock stands still, and a bucket that was last charged before
- * the period began is empty. A period begins with the first tick of buckets that does not begin before its time.
+ * the period began is empty. A period begins with the first tick of buckets that does not begin before its time. A TAT that is less than
+ * 2^AHEAD_BITS behind that clock is volume ahead, by a top-up: the level stays 0 until it is used.
  *
  * They are tested before anything is charged, as pools are. So each other CPU may overshoot by one packet, which stays charged.
  */
@@ -52,7 +53,7 @@ __noinline int is_new_flow(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return false;
 	params = params_of(rule, s->set);
-	slot = seek_flow(skb, cpu, params->salt);
+	slot = seek(skb, cpu, params->salt, RULE_FLOW, 0);
 	if (w->flow.proto == IPPROTO_TCP)
 		return !find_transport(skb, w->ip, &t) && !t.headless &&
 		       (bpf_skb_load_bytes(skb, t.l4 + 13 /* RFC 9293 3.1 */, &flags, sizeof(flags)) || (flags & (SYN | ACK)) == SYN);
@@ -76,7 +77,7 @@ __noinline int try_seen(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return GOT_NO_SLOT;
 	params = params_of(rule, s->set);
-	slot = seek_flow(skb, cpu, params->salt);
+	slot = seek(skb, cpu, params->salt, RULE_FLOW, 0);
 	if (!slot) {
 		w->key.id = s->id;
 		return get_slot(cpu);
@@ -123,7 +124,7 @@ __noinline int apply_also(struct __sk_buff *skb, __u32 cpu, __u32 id, __u32 char
 	const struct params *params;
 	int fits = 0, got;
 	bool last;
-	__u32 tries, unit;
+	__u32 tries, unit, calendar;
 	__u64 cost;
 
 	if (!rule)
@@ -143,9 +144,12 @@ __noinline int apply_also(struct __sk_buff *skb, __u32 cpu, __u32 id, __u32 char
 		}
 		params = params_of(rule, s->set);
 		unit = params->within;
-		if (is_over(cold_of(params)->calendar, w->now, READ_ONCE((s->slot ? bucket_of(s->slot) : &rule->shared)->tick))) {
+		calendar = cold_of(params)->calendar;
+		if (is_over(calendar, w->now, READ_ONCE((s->slot ? bucket_of(s->slot) : &rule->shared)->tick))) {
 			s->start -= s->level;
 			s->level = 0;
+		} else if (calendar && s->start - s->tat < 1ULL << AHEAD_BITS) {
+			s->start = s->tat;
 		}
 		cost = cost_in(w, unit, unit == COUNTS_FLOWS && is_new_flow(skb, cpu));
 		fits = (!cost || conforms(s, s->flags, cost) ? ALSO_FITS : 0) | (unit & 3);

@@ -28,18 +28,6 @@ static __always_inline void narrow(struct key *flow, __u32 scope, __u32 bits)
 	mask_far(flow->src, scope, bits);
 }
 
-/* Seeks the packet's flow. Returns its slot, or 0. To get a slot, work.key needs the id, too. */
-__noinline __u64 seek_flow(struct __sk_buff *skb, __u32 cpu, __u32 salt)
-{
-	struct work *w = work_of(cpu);
-
-	if (!w->parsed)
-		parse(skb, w);
-	w->hash = hash_flow(&w->flow, w->ip, salt);
-	w->key = w->flow;
-	return find_handle(w->hash);
-}
-
 /* Seeks the packet's key in a scope of RULE_EACH. Returns its slot, or 0. To get a slot, work.key needs the id, too. */
 __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope, __u32 bits)
 {

@@ -71,22 +71,85 @@ func TestQuotaGoesOn(t *testing.T) {
 	}
 }
 
-// While packets use a quota, bytes that are given back pass, and no others. No more is given back than is used.
+// More than what is used is ahead until the period ends, by the byte: of a quota by the calendar that all packets share. It stays if
+// the quota gets another size, and for a new store.
+func TestAhead(t *testing.T) {
+	const size, frame, day = 100_000, 100, uint64(24 * time.Hour)
+	now := uint64(time.Date(2027, 3, 10, 12, 0, 0, 0, time.UTC).UnixNano())
+	rule := limited(t, "quota", "100000b/day", "quota-zone", "UTC", "then", "drop")
+	r := newRig(t, quotaSize, egress())
+	e := r.put(rule, now)
+	topUp := func(bytes uint64, want maps.Quota) {
+		t.Helper()
+		quota, _ := r.set.Store.Quota(e)
+		r.at(now)
+		if got := r.set.Store.TopUp(quota, maps.Key{}, bytes); got.UsedBytes != want.UsedBytes || got.AheadBytes != want.AheadBytes || got.LeftBytes != want.LeftBytes {
+			t.Errorf("after a top-up of %d bytes: %+v, want %+v", bytes, got, want)
+		}
+	}
+	passes := func(want uint64) {
+		t.Helper()
+		if got := r.passes(1, now); got != want {
+			t.Errorf("%d bytes pass, want %d", got, want)
+		}
+	}
+	topUp(50_000, maps.Quota{AheadBytes: 50_000, LeftBytes: 150_000})
+	passes(150_000)
+	topUp(30_000, maps.Quota{UsedBytes: 70_000, LeftBytes: 30_000})
+	passes(30_000)
+	topUp(120_000, maps.Quota{AheadBytes: 20_000, LeftBytes: 120_000})
+	topUp(10_000, maps.Quota{AheadBytes: 30_000, LeftBytes: 130_000})
+	topUp(maps.All, maps.Quota{AheadBytes: 30_000, LeftBytes: 130_000})
+	send(t, r.program(), ofFlow(1), meta{now: now})
+	topUp(0, maps.Quota{AheadBytes: 30_000 - frame, LeftBytes: 130_000 - frame})
+	old := r
+	all := old.set.Store.Used()
+	r = newRig(t, quotaSize, egress())
+	r.set.Store.Earlier = func(string) (maps.Used, bool) { return all[0], true }
+	e = r.put(rule, now)
+	passes(130_000 - frame)
+	r = old
+	rule.Also.Quota.Bytes = 2 * size
+	r.put(rule, now)
+	passes(230_000 - frame)
+	rule.Also.Quota.Bytes = size
+	e = r.put(rule, now)
+	topUp(250_000, maps.Quota{UsedBytes: 0, AheadBytes: 50_000, LeftBytes: 150_000})
+	now += day
+	passes(size)
+	now += day // the bucket was charged before
+	topUp(20_000, maps.Quota{AheadBytes: 20_000, LeftBytes: 120_000})
+	passes(120_000)
+	topUp(1<<60, maps.Quota{AheadBytes: maps.MostAhead, LeftBytes: maps.MostAhead + size})
+
+	for _, options := range [][]string{{"quota", "100000b/10d"}, {"each", "host", "quota", "100000b/day"}} {
+		r = newRig(t, quotaSize, egress())
+		e = r.put(limited(t, append(options, "then", "drop")...), now)
+		topUp(50_000, maps.Quota{LeftBytes: size})
+		passes(size)
+	}
+}
+
+// While packets use a quota, bytes that are given back pass, and no others.
 func TestTopUp(t *testing.T) {
 	const size, back, times = 1_000_000, 300_000, 5
-	for _, each := range []string{"all", "host"} {
-		t.Run(each, func(t *testing.T) {
+	for _, c := range [][2]string{{"all", "30d"}, {"host", "30d"}, {"all", "month"}} {
+		each, ahead := c[0], uint64(0)
+		t.Run(c[0]+" "+c[1], func(t *testing.T) {
 			now := uint64(1e9)
 			r := newRig(t, quotaSize, egress())
-			e := r.put(limited(t, "each", each, "quota", "1000000b/30d", "then", "drop"), now)
+			e := r.put(limited(t, "each", each, "quota", "1000000b/"+c[1], "quota-zone", "UTC", "then", "drop"), now)
 			store := r.set.Store
 			quota, _ := store.Quota(e)
 			key := maps.Key{}
 			if each == "host" {
 				key = maps.KeyOf(quota, farHost(1))
 			}
-			if used := store.TopUp(quota, key, back); used.UsedBytes != 0 {
-				t.Errorf("%d bytes of an unused quota are used", used.UsedBytes)
+			if quota.TakesAhead() {
+				ahead = size
+			}
+			if used := store.TopUp(quota, key, size); used.UsedBytes != 0 || used.AheadBytes != ahead {
+				t.Errorf("%d bytes of an unused quota are used, and %d ahead", used.UsedBytes, used.AheadBytes)
 			}
 			p, frame := r.program(), udp(addr(near4), farHost(1), 958)
 			var senders sync.WaitGroup
@@ -106,18 +169,18 @@ func TestTopUp(t *testing.T) {
 					}
 				})
 			}
-			for range times {
+			for i := range uint64(times) {
 				testenv.Eventually(t, "the quota to be used up", func() bool {
 					return store.TopUp(quota, key, 0).LeftBytes < uint64(len(frame))
 				})
-				store.TopUp(quota, key, back)
+				store.TopUp(quota, key, back+i*ahead)
 			}
 			testenv.Eventually(t, "the quota to be used up", func() bool {
 				return store.TopUp(quota, key, 0).LeftBytes < uint64(len(frame))
 			})
 			close(end)
 			senders.Wait()
-			if n, want := passed[0]+passed[1], uint64(size+times*back); n > want+(times+1)*uint64(len(frame)) || n+(times+1)*uint64(len(frame)) < want {
+			if n, want := passed[0]+passed[1], size+times*back+(1+0+1+2+3+4)*ahead; n > want+(times+1)*uint64(len(frame)) || n+(times+1)*uint64(len(frame)) < want {
 				t.Errorf("%d bytes passed, want %d", n, want)
 			}
 			for _, key := range store.Keys(quota) {

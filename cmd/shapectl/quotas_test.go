@@ -118,11 +118,12 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
-// A device that serve limits, and that is made again, goes on with its quota.
+// A device that serve limits, and that is made again, goes on with its quota, also if something is ahead of it.
 func TestQuotaOfADeviceThatComesBack(t *testing.T) {
 	r := newRig(t)
 	r.env["SHAPECTL_STATE"] = t.TempDir()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
+	left := uint64(1 << 20)
 	for i, match := range []string{"dst", "src", "src"} { // with the same rules, it has those of before
 		testenv.Must(t, os.WriteFile(file, fmt.Appendf(nil, "devices: {va: {egress: {match: %s, 10.0.0.0/8: {rate: 1gbit, quota: 1mb/month, then: drop}}}}", match), 0o600))
 		if i > 0 {
@@ -131,13 +132,23 @@ func TestQuotaOfADeviceThatComesBack(t *testing.T) {
 		} else {
 			r.serve(file)
 		}
+		var rules []shownRule
 		testenv.Eventually(t, "the rule", func() bool {
-			rules := r.show()
+			rules = r.show()
 			return len(rules) > 0 && rules[0].Attached && rules[0].Match == match
 		})
-		if used := r.used("va egress 10.0.0.0/8"); used != uint64(300*i) {
-			t.Errorf("%d bytes are used after %d times 300", used, i)
+		if rules[0].QuotaLeftBytes != left {
+			t.Errorf("%d bytes are left of the device's quota, want %d", rules[0].QuotaLeftBytes, left)
 		}
+		if i == 1 {
+			const want = "va egress 10.0.0.0/8: 0 of 1.05 MB are used, and 700 B more are left until the period ends\n"
+			if got := r.run("topup", "va", "egress", "10.0.0.0/8", "1000b"); got.out != want {
+				t.Error(got)
+			}
+			left += 1000
+			r.refused(exitInput, "at most 1.13 PB can be ahead", "topup", "va", "egress", "10.0.0.0/8", "1024tb")
+		}
+		left -= 300
 		frame := frameTo("10.0.0.7", 300)
 		copy(frame[26:30], []byte{10, 0, 0, 8})
 		testenv.Must(t, testenv.NewSender(t, "va").Send(frame))

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,8 +20,10 @@ func topupCommand(e *env) *cobra.Command {
 	var kind string
 	cmd := &cobra.Command{
 		Use:   "topup DEV ingress|egress CIDR|any [HOST] SIZE|all | NAME [ingress|egress|HOST] SIZE|all",
-		Short: "Give back what is used of a quota",
-		Long: `Give back bytes that are used of a quota, or all. If fewer are used, nothing is changed, and the error says how many.
+		Short: "Add to what is left of a quota",
+		Long: `Add bytes to what is left of a quota, or give back all that is used. What is more than that lasts until the period ends. Some
+quotas take no more than is used: those of each host, of a cluster, and those that come back steadily, as by 30d. If fewer are used
+of one, nothing is changed, and the error says how many.
 
 NAME is the exact name of rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
 no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
@@ -33,7 +34,7 @@ all gives back those of all hosts.`,
 		ValidArgsFunction: e.completeNamed(false, func() bool { return kind == kindPool }),
 		RunE: func(_ *cobra.Command, given []string) error {
 			last := len(given) - 1
-			t := topup{e: e, bytes: math.MaxUint64}
+			t := topup{e: e, bytes: maps.All}
 			if given[last] != "all" {
 				var err error
 				if t.bytes, err = policy.ParseVolume("size", given[last]); err != nil {
@@ -84,7 +85,7 @@ all gives back those of all hosts.`,
 type topup struct {
 	e     *env
 	host  netip.Addr // invalid for none
-	bytes uint64     // MaxUint64 for all
+	bytes uint64     // maps.All for all
 }
 
 // A toppedUp is a quota of which some was given back.
@@ -95,6 +96,7 @@ type toppedUp struct {
 	Pool       string `json:"pool"`        // its name
 	Host       string `json:"host"`        // the one whose quota it is; empty where all share one
 	UsedBytes  uint64 `json:"used_bytes"`  // of the quota; of several hosts the most
+	AheadBytes uint64 `json:"ahead_bytes"` // beyond the quota, until the period ends
 	QuotaBytes uint64 `json:"quota_bytes"` // with the grace
 	Sentence   string `json:"sentence"`
 }
@@ -139,7 +141,7 @@ func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
 // do gives back to all quotas of rules and pools, which have a name or "". It changes nothing if one of them refuses.
 func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 	var all []toppedUp
-	var give []func(bytes uint64) (used uint64)
+	var give []func(bytes uint64) (used, ahead uint64)
 	for _, h := range rules {
 		for _, r := range h.rules {
 			quota, has := h.Set.Store.Quota(r)
@@ -160,19 +162,24 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 			case t.host.IsValid():
 				is.Host, keys = t.host.String(), []maps.Key{maps.KeyOf(quota, t.host)}
 				says += " " + is.Host
-			case each && t.bytes < math.MaxUint64:
+			case each && t.bytes < maps.All:
 				return inputf("%s: each %v has a quota of its own; name a host, or give back all; nothing was changed", plain.Line(says), r.Each)
 			case each:
 				keys = h.Set.Store.Keys(quota)
 			}
-			to := func(bytes uint64) (used uint64) {
+			to := func(bytes uint64) (used, ahead uint64) {
 				for _, key := range keys {
-					used = max(used, h.Set.Store.TopUp(quota, key, bytes).UsedBytes)
+					q := h.Set.Store.TopUp(quota, key, bytes)
+					used, ahead = max(used, q.UsedBytes), q.AheadBytes
 				}
-				return used
+				return used, ahead
 			}
-			if used := to(0); t.bytes < math.MaxUint64 && used < t.bytes {
+			switch used, ahead := to(0); {
+			case t.bytes == maps.All:
+			case used < t.bytes && !quota.TakesAhead():
 				return inputf("%s: only %s are used; give back less, or all; nothing was changed", plain.Line(says), report.Bytes(used))
+			case ahead+t.bytes-min(t.bytes, used) > maps.MostAhead:
+				return inputf("%s: at most %s can be ahead of a quota; nothing was changed", plain.Line(says), report.Bytes(maps.MostAhead))
 			}
 			is.Sentence = says
 			all, give = append(all, is), append(give, to)
@@ -185,8 +192,12 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 		all[0].Sentence = strings.TrimSpace(name + " " + all[0].Host)
 	}
 	for i := range all {
-		all[i].UsedBytes = give[i](t.bytes)
-		all[i].Sentence += fmt.Sprintf(": %s of %s are used", report.Bytes(all[i].UsedBytes), report.Bytes(all[i].QuotaBytes))
+		is := &all[i]
+		is.UsedBytes, is.AheadBytes = give[i](t.bytes)
+		is.Sentence += fmt.Sprintf(": %s of %s are used", report.Bytes(is.UsedBytes), report.Bytes(is.QuotaBytes))
+		if is.AheadBytes > 0 {
+			is.Sentence += fmt.Sprintf(", and %s more are left until the period ends", report.Bytes(is.AheadBytes))
+		}
 	}
 	if err := n.KeepUsed(); err != nil { // a crash would undo it
 		t.e.say("shapectl: %w", err)

@@ -82,8 +82,8 @@ func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 		entries[i] = *it.Entry
 		switch quota := it.quota(); {
 		case it.Each.Kind == policy.EachAll:
-			if it.Level|it.Second|it.Used.UsedBytes > 0 {
-				all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}).using(quota, it.Used.UsedBytes))
+			if it.Level|it.Second|it.Used.UsedBytes|it.Used.AheadBytes > 0 {
+				all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}).using(quota, it.Used.UsedBytes, it.Used.AheadBytes))
 			}
 		case quota != nil:
 			quotas, of = append(quotas, *quota), append(of, i)
@@ -94,20 +94,20 @@ func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 	}
 	for i, b := range store.Buckets(entries, maps.Now) {
 		k := key{i, b.Subnet, b.Flow}
-		all[i] = append(all[i], items[i].bucket(b).using(items[i].quota(), used[k]))
+		all[i] = append(all[i], items[i].bucket(b).using(items[i].quota(), used[k], 0))
 		delete(used, k)
 	}
 	for k, bytes := range used {
 		it := items[k.item]
-		all[k.item] = append(all[k.item], it.bucket(maps.Bucket{Subnet: k.subnet, Flow: k.flow}).using(it.quota(), bytes))
+		all[k.item] = append(all[k.item], it.bucket(maps.Bucket{Subnet: k.subnet, Flow: k.flow}).using(it.quota(), bytes, 0))
 	}
 	return all
 }
 
-// using is the bucket with what is used of its quota; nil for none.
-func (b Bucket) using(quota *maps.Entry, used uint64) Bucket {
+// using is the bucket with what is used of its quota, and ahead; nil for none.
+func (b Bucket) using(quota *maps.Entry, used, ahead uint64) Bucket {
 	if quota != nil {
-		q := maps.NewQuota(quota.Capacity, used)
+		q := maps.NewQuota(quota.Capacity+ahead, used)
 		b.UsedBytes, b.LeftBytes = &q.UsedBytes, &q.LeftBytes
 	}
 	return b

@@ -115,7 +115,7 @@ func keepUsed(o Options, read func() ([]maps.Used, error)) error {
 		var text bytes.Buffer
 		lines, count := json.NewEncoder(&text), 0
 		for _, u := range all {
-			if count += 1 + len(u.Keys); count <= mostUsed && u.Bytes+uint64(len(u.Keys)) > 0 {
+			if count += 1 + len(u.Keys); count <= mostUsed && u.Bytes+u.Ahead+uint64(len(u.Keys)) > 0 {
 				lines.Encode(u)
 			}
 		}

@@ -165,8 +165,10 @@ func (cs *clocks) quotaMeter(v params.Version, now uint64) model.Meter {
 
 // A Quota is how much of a quota is used.
 type Quota struct {
-	UsedBytes, LeftBytes uint64 // LeftBytes with the grace
-	EndsNS               uint64 // until the period ends; 0 if the quota comes back steadily
+	UsedBytes  uint64
+	AheadBytes uint64 // by top-ups beyond what was used, until the period ends
+	LeftBytes  uint64 // with the grace, and what is ahead
+	EndsNS     uint64 // until the period ends; 0 if the quota comes back steadily
 }
 
 // NewQuota tells how much is left of so many bytes, of which some are used.
@@ -180,13 +182,29 @@ func (q Quota) UsedUp() bool {
 }
 
 // QuotaOf is what is used of a quota, one of Others, by all packets, or by those whose key has no slot.
-func (s *Store) QuotaOf(e Entry, now uint64) Quota { return s.quota(e, s.SharedLevel(e, now), now) }
+func (s *Store) QuotaOf(e Entry, now uint64) Quota {
+	return s.quota(e, load(&s.rule(e.ID).Shared), now)
+}
 
-func (cs *clocks) quota(e Entry, level, now uint64) (q Quota) {
+func (cs *clocks) quota(e Entry, b model.Bucket, now uint64) (q Quota) {
 	v := cs.current(e.ID)
-	q = NewQuota(v.Limit>>model.QuotaBits, model.BytesOf(e.Unit, level))
+	m := cs.meterAt(v, now)
+	q = NewQuota(v.Limit>>model.QuotaBits, model.BytesOf(e.Unit, m.Level(b, now)))
 	if v.Calendar > 0 {
-		q.EndsNS = cs.ends(v.Calendar, now)
+		q.AheadBytes, q.EndsNS = aheadOf(m, b, now)>>model.QuotaBits, cs.ends(v.Calendar, now)
+		q.LeftBytes += q.AheadBytes
 	}
 	return q
 }
+
+// aheadOf is what a bucket has ahead of a quota by the calendar, in units: its TAT is behind the clock, which stands still.
+func aheadOf(m model.Meter, b model.Bucket, now uint64) uint64 {
+	ahead := m.Clock(now) - b.TAT
+	if ahead >= 1<<bpf.AbiLayoutAHEAD_BITS || isOver(m, b) {
+		return 0
+	}
+	return ahead
+}
+
+// isOver reports whether a bucket was last charged before the period began.
+func isOver(m model.Meter, b model.Bucket) bool { return int32(b.Tick-m.Fresh) < 0 }

@@ -54,11 +54,10 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
 }
 
-// setLevel sets the level of a bucket that no packet uses.
-func setLevel(b *bpf.AbiBucket, m model.Meter, level, now uint64) {
-	e := m.WithLevel(level, now)
-	atomic.StoreUint32(&b.Tick, e.Tick)
-	atomic.StoreUint64(&b.Tat, e.TAT)
+// setBucket sets a bucket that no packet uses.
+func setBucket(b *bpf.AbiBucket, to model.Bucket) {
+	atomic.StoreUint32(&b.Tick, to.Tick)
+	atomic.StoreUint64(&b.Tat, to.TAT)
 }
 
 // rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.

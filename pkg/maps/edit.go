@@ -289,12 +289,13 @@ func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, at when)
 		next.Salt ^= old.Scope() ^ next.Scope()
 	}
 	if next.Limited() && !old.Limited() {
-		now, level := s.Store.now(), uint64(0)
+		now := s.Store.now()
 		m := s.Store.meterAt(next, now)
+		shared := m.WithLevel(0, now)
 		if want.Unit == policy.InQuota {
-			level = s.usedBefore(id, next.Salt, s.place(*of), want, m, now)
+			shared = s.usedBefore(id, next.Salt, s.place(*of), want, m, now)
 		}
-		setLevel(&r.Shared, m, level, now)
+		setBucket(&r.Shared, shared)
 		if !it.isNew {
 			s.Store.freeSlots(id)
 		}

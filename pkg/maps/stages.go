@@ -90,6 +90,7 @@ func (bs *buckets) otherOf(e Entry, match policy.Match, flow Flow, now uint64) m
 		o.New = flow.Proto == unix.IPPROTO_TCP || bs.levelOf(key, now) == 0
 	}
 	if v.Calendar > 0 {
+		o.Capacity += aheadOf(o.Meter, load(&bs.rule(e.ID).Shared), now)
 		o.Ends = bs.ends(v.Calendar, now)
 	}
 	return o

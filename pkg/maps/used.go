@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"math"
 	"net/netip"
 	"runtime"
 	"sync/atomic"
@@ -19,6 +20,7 @@ type Used struct {
 	Zone   policy.Zone       `json:"zone,omitempty"`
 	Time   time.Time         `json:"time"`
 	Bytes  uint64            `json:"used_bytes,omitempty"` // by all packets, or by those whose key had no slot
+	Ahead  uint64            `json:"ahead_bytes,omitempty"`
 	Keys   map[string]uint64 `json:"each_used_bytes,omitempty"`
 }
 
@@ -56,7 +58,8 @@ func (s *Store) Used() (all []Used) {
 	var quotas []Entry
 	for set, e := range s.EveryRule() {
 		if q, has := s.Quota(e); has {
-			all = append(all, Used{set.place(e.Rule), e.Also.Quota.Period, e.Also.Zone, at, s.QuotaOf(q, now).UsedBytes, nil})
+			use := s.QuotaOf(q, now)
+			all = append(all, Used{set.place(e.Rule), e.Also.Quota.Period, e.Also.Zone, at, use.UsedBytes, use.AheadBytes, nil})
 			quotas = append(quotas, q)
 		}
 	}
@@ -74,18 +77,19 @@ func (s *Store) Used() (all []Used) {
 	return all
 }
 
-// usedBefore gives slots to the keys of a new quota, which no packet sees yet, with what Earlier knows of it. It returns the level of
-// its shared bucket. A key for which there is no slot begins anew.
-func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.Meter, now uint64) (level uint64) {
+// usedBefore gives slots to the keys of a new quota, which no packet sees yet, with what Earlier knows of it. It returns its shared
+// bucket. A key for which there is no slot begins anew.
+func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.Meter, now uint64) (shared model.Bucket) {
+	shared = m.WithLevel(0, now)
 	if s.Store.Earlier == nil {
-		return 0
+		return shared
 	}
 	u, known := s.Store.Earlier(place)
 	at, _ := s.Store.date(now)
 	age := uint64(at.Sub(u.Time)) // may be below 0: clocks are set
 	begun := r.Also.Quota.Period.Rolling() == 0 && int32(model.Tick(now-age)-m.Fresh) < 0
 	if !known || begun || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone {
-		return 0
+		return shared
 	}
 	left := func(bytes uint64) uint64 {
 		return m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(int64(age), 0))) &^ tatBusy
@@ -103,7 +107,11 @@ func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.M
 			s.Store.allocateSlot(makeKey(id, r.Each, s.Side(), flow), salt, m.WithLevel(level, now), now)
 		}
 	}
-	return left(u.Bytes)
+	if u.Ahead > 0 && (Entry{Rule: r}).TakesAhead() {
+		shared.TAT = m.Clock(now) - min(u.Ahead, MostAhead)<<model.QuotaBits
+		return shared
+	}
+	return m.WithLevel(left(u.Bytes), now)
 }
 
 // allocateSlot gives a slot with a bucket to a key that no packet has: allocate_slot of bpf/table.h. If this process is killed
@@ -168,8 +176,20 @@ func (s *Store) Keys(quota Entry) []Key {
 	return all
 }
 
-// TopUp gives back bytes that are used of a quota, but not more than these, and returns what is used then. The zero Key is for the
-// shared bucket.
+// MostAhead is how many bytes may be ahead of a quota: a pebibyte.
+const MostAhead = 1<<(bpf.AbiLayoutAHEAD_BITS-model.QuotaBits) - 1
+
+// All is as many bytes as are used of a quota.
+const All = math.MaxUint64
+
+// TakesAhead reports whether TopUp can give more than what is used of a quota. One that comes back steadily has no period until whose
+// end that could last, a slot without a level may go to another key, and a cluster would not know of it.
+func (e Entry) TakesAhead() bool {
+	return e.Each.Kind == policy.EachAll && e.Also.Quota.Period.Rolling() == 0 && e.Cluster.Name == ""
+}
+
+// TopUp gives back bytes of a quota, or All, and returns what is used then. What is beyond that is ahead, up to MostAhead, if the quota
+// TakesAhead. The zero Key is for the shared bucket.
 func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
 	none := &bpf.AbiBucket{}
 	bucket := func() *bpf.AbiBucket {
@@ -182,14 +202,26 @@ func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
 	}
 	for {
 		b, now := bucket(), s.now()
-		was := load(b)
-		level := s.level(quota.ID, was, now)
-		if used = s.quota(quota, level, now); level == 0 || bytes == 0 {
+		was, m := load(b), s.Meter(quota)
+		used = s.quota(quota, was, now)
+		if bytes == All || !quota.TakesAhead() {
+			bytes = min(bytes, used.UsedBytes)
+		}
+		if bytes == 0 {
 			return used
 		}
-		to := was.TAT - bytes<<model.QuotaBits
-		if bytes >= used.UsedBytes {
-			to = s.Meter(quota).WithLevel(0, now).TAT
+		to, empty := was.TAT-bytes<<model.QuotaBits, m.WithLevel(0, now)
+		switch {
+		case bytes == used.UsedBytes:
+			to = empty.TAT
+		case bytes < used.UsedBytes:
+		case isOver(m, was): // an empty bucket may get another tick, one with something ahead may not
+			if atomic.CompareAndSwapUint64(&b.Tat, was.TAT, empty.TAT) {
+				atomic.CompareAndSwapUint32(&b.Tick, was.Tick, empty.Tick)
+			}
+			continue
+		default:
+			to = m.Clock(now) - min(used.AheadBytes+bytes-used.UsedBytes, MostAhead)<<model.QuotaBits
 		}
 		// The slot must still be the key's, as for packets: after the TAT was read, and before the CAS.
 		if was.TAT&tatBusy == 0 && bucket() == b && atomic.CompareAndSwapUint64(&b.Tat, was.TAT, to) {
