@@ -33,7 +33,9 @@ func TestQuotaIsTold(t *testing.T) {
 	}
 	r.ok("set", "spent", "--new", "--rate", "1gbit", "--quota", "2kb/month", "--quota-zone", "Asia/Tokyo", "--then", "drop")
 	r.ok("set", "va", "egress", "10.0.3.0/24", "--rate", "unlimited", "--within", "spent")
+	r.ok("set", "va", "egress", "10.0.4.0/24", "--each", "host", "--rate", "1gbit", "--quota", "10kb/day", "--then", "drop")
 	r.send("10.0.3.7", 3, 1000)
+	r.send("10.0.4.7", 9, 1000)
 	tokyo, err := policy.Zone("Asia/Tokyo").Location()
 	testenv.Must(t, err)
 	here, err := policy.Zone("").Location()
@@ -74,4 +76,14 @@ func TestQuotaIsTold(t *testing.T) {
 	if i := slices.IndexFunc(buckets, func(b live.Bucket) bool { return b.Name == "10.0.1.8" }); i < 0 || *buckets[i].UsedBytes != 51000 || *buckets[i].LeftBytes != 200 {
 		t.Errorf("the buckets are %+v", buckets)
 	}
+	w = r.events("--kind", "quota-restored")
+	r.ok("topup", "spent", "all")
+	r.ok("topup", "va", "egress", "10.0.4.0/24", "10.0.4.7", "all")
+	w.tells(0, "the host", func(e report.Event) bool {
+		return e.Network == "10.0.4.0/24" && e.Key == "10.0.4.7" && *e.LevelBytes == 0
+	})
+	w.tells(0, "the pool", func(e report.Event) bool {
+		return e.Sentence == `pool "spent": has more left of its quota again: 0 of 2.05 kB are used; the full rate is in force again`
+	})
+	w.stops(syscall.SIGTERM)
 }
