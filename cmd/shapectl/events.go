@@ -46,6 +46,7 @@ Kinds of events:
   rules-restored    it has them again, or they were attached again
   quota-80          80 % of a quota is used, of a rule, a pool, or a host that has one
   quota-used-up     quota and grace are used up; the rate after them is in force
+  quota-restored    after one of these: a period began, or 'topup' gave bytes back; not of a steady quota
   lease-begun       a pool with a cluster got a lease on a part of the cluster's rate
   lease-ended       the lease was not renewed; the safe share is in force
   left-out          events were left out, and no other event followed to count them

@@ -70,9 +70,10 @@ Columns without values are left out, and on a narrow screen without --wide also 
             each host, --buckets lists it
 
 With --names, each name has a line with both directions, summed up. Its RATE is the most that its rules, and the pools
-that only it has, let through; POOL is the one above, which it shares with others. With --tree, each pool comes with all
-that is within it, in the order of --sort; --top counts in each pool. With --shadow, use, dropped and excess all sort by
-WOULD DROP. An argument that matches no device and no rule is an error (exit code 1).
+that only it has, let through; POOL is the one above, which it shares with others; LEFT is for the one of its quotas
+that is used most. With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in
+each pool. With --shadow, use, dropped and excess all sort by WOULD DROP. An argument that matches no device and no
+rule is an error (exit code 1).
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0

@@ -98,25 +98,26 @@ func TestSentences(t *testing.T) {
 // A quota is told of once, until a period, a topup or time gives back enough of it.
 func TestQuotaIsToldOnce(t *testing.T) {
 	var told []string
-	s := session{on: func(e report.Event) { told = append(told, e.Kind) }}
-	q := quotaOf{name: "home", prefix: policy.PoolKey("home")}
-	q.entry.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: "day"}, Grace: 1e5, Then: policy.ThenDrop}
-	var was map[quotaUser]string
+	s := session{on: func(e report.Event) { told = append(told, strings.TrimPrefix(e.Kind, "quota-")) }}
+	q, was := quotaOf{name: "home", prefix: policy.PoolKey("home")}, map[policy.Period]map[quotaUser]string{}
 	for _, step := range []struct {
-		used uint64
-		want string
+		used             uint64
+		steady, calendar string
 	}{
-		{900e3, ""}, {990e3, ""}, // it was so when the listener began
-		{1000e3, ""}, {1099e3, report.QuotaUsedUp}, {950e3, ""}, {1100e3, ""},
-		{890e3, ""}, {1100e3, report.QuotaUsedUp},
-		{0, ""}, {799e3, ""}, {800e3, report.QuotaNearlyUsed}, {701e3, ""}, {850e3, ""}, {699e3, ""},
-		{1100e3, report.QuotaNearlyUsed + " " + report.QuotaUsedUp},
+		{900e3, "", ""}, {990e3, "", ""}, // it was so when the listener began
+		{1000e3, "", ""}, {1099e3, "used-up", "used-up"}, {1050e3, "", "restored"}, {1100e3, "", "used-up"},
+		{890e3, "", "restored"}, {1100e3, "used-up", "used-up"},
+		{0, "", "restored"}, {799e3, "", ""}, {800e3, "80", "80"}, {701e3, "", "restored"}, {850e3, "", "80"}, {699e3, "", "restored"},
+		{1100e3, "80 used-up", "80 used-up"},
 	} {
-		told, s.quotas.told = nil, map[quotaUser]string{}
-		s.lookAtQuota(q, "", maps.Quota{UsedBytes: step.used, LeftBytes: 1100e3 - step.used}, was)
-		if got := strings.Join(told, " "); got != step.want {
-			t.Errorf("%d used: told %q, want %q", step.used, got, step.want)
+		for period, want := range map[policy.Period]string{"1d": step.steady, "day": step.calendar} {
+			q.entry.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: period}, Grace: 1e5, Then: policy.ThenDrop}
+			told, s.quotas.told = nil, map[quotaUser]string{}
+			s.lookAtQuota(q, "", maps.Quota{UsedBytes: step.used, LeftBytes: 1100e3 - step.used}, was[period])
+			if got := strings.Join(told, " "); got != want {
+				t.Errorf("%d of a %s used: told %q, want %q", step.used, period, got, want)
+			}
+			was[period] = s.quotas.told
 		}
-		was = s.quotas.told
 	}
 }

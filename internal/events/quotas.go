@@ -3,6 +3,7 @@ package events
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
@@ -31,21 +32,26 @@ type quotas struct {
 	next time.Time            // not before
 }
 
-// A quota that comes back steadily may be used again at once. So it is told again once this much less is used.
+// A quota that comes back steadily may be used again at once, and one of a cluster may get a larger part. So it is told again once
+// this much less is used.
 const forget = 10 // percent
 
-// lookAtQuotas tells which quotas are nearly used, or used up. The first time it only takes note of them.
+var quotaKinds = []string{report.QuotaNearlyUsed, report.QuotaUsedUp, report.QuotaRestored}
+
+// lookAtQuotas tells which quotas are nearly used, used up, or no longer so. The first time it only takes note of them.
 func (s *session) lookAtQuotas() {
 	begun, r := time.Now(), &s.rules
-	if s.store == nil || begun.Before(s.quotas.next) || s.store.Stamp() != r.stamp || !s.wants(report.QuotaNearlyUsed) && !s.wants(report.QuotaUsedUp) {
+	if s.store == nil || begun.Before(s.quotas.next) || s.store.Stamp() != r.stamp || !slices.ContainsFunc(quotaKinds, s.wants) {
 		return
 	}
 	was, now := s.quotas.told, maps.Now()
 	s.quotas.told = map[quotaUser]string{}
 	var each []quotaOf
 	var entries []maps.Entry
+	at, seen := map[quotaUser]int{}, map[quotaUser]bool{} // the places of quotas among each, and who uses them
 	for _, q := range r.quotas {
 		if q.entry.Each.Kind != policy.EachAll {
+			at[quotaUser{q.at, q.prefix, ""}] = len(each)
 			each, entries = append(each, q), append(entries, q.entry)
 			continue
 		}
@@ -56,7 +62,13 @@ func (s *session) lookAtQuotas() {
 		if b.Subnet.IsValid() {
 			key = policy.NetworkText(b.Subnet)
 		}
+		seen[quotaUser{each[i].at, each[i].prefix, key}] = true
 		s.lookAtQuota(each[i], key, maps.NewQuota(entries[i].Capacity, b.LevelBytes), was)
+	}
+	for user := range was { // without a bucket, nothing is used
+		if i, has := at[quotaUser{user.at, user.prefix, ""}]; has && !seen[user] {
+			s.lookAtQuota(each[i], user.key, maps.NewQuota(entries[i].Capacity, 0), was)
+		}
 	}
 	s.quotas.next = begun.Add(rest * time.Since(begun))
 }
@@ -78,11 +90,22 @@ func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quo
 		e.Key, e.Address, e.LevelBytes, e.CapacityBytes = key, key, &use.UsedBytes, new(also.Quota.Bytes+also.Grace)
 		s.tell(e)
 	}
-	switch {
-	case percent < 80-forget:
-		told = ""
-	case told == report.QuotaUsedUp && percent < 100-forget:
-		told = report.QuotaNearlyUsed
+	rolling, slack := also.Quota.Period.Rolling() > 0, 0.0
+	if rolling || s.rules.clustered[q.prefix] != "" {
+		slack = forget
+	}
+	freed := told == report.QuotaUsedUp && !use.UsedUp() && (slack == 0 || percent < 100-slack)
+	if freed || told != "" && percent < 80-slack {
+		says := "has more left of its quota again: %s of %s are used"
+		if freed {
+			says += "; the full rate is in force again"
+		}
+		if !rolling {
+			tell(report.QuotaRestored, says)
+		}
+		if told = ""; percent >= 80-slack {
+			told = report.QuotaNearlyUsed
+		}
 	}
 	if told == "" && percent >= 80 {
 		tell(report.QuotaNearlyUsed, "used %s of its quota of %s")

@@ -166,20 +166,31 @@ func (r *Row) sum(of func(*Item) float64) (sum float64) {
 	return sum
 }
 
-// QuotaPercent is how much of a quota and its grace is used, of several rules the most; 0 without one.
-func (r *Row) QuotaPercent() (percent float64) {
-	if r.Part != nil {
-		if r.Part.UsedBytes == nil {
-			return 0
-		}
+// QuotaPercent is how much of a quota and its grace is used, of several the most; 0 without one.
+func (r *Row) QuotaPercent() float64 {
+	if r.Part != nil && r.Part.UsedBytes != nil {
 		return Percent(*r.Part.UsedBytes, *r.Part.UsedBytes+*r.Part.LeftBytes).N
 	}
+	if it := r.Quota(); r.Part == nil && it != nil {
+		return it.quotaPercent()
+	}
+	return 0
+}
+
+func (it *Item) quotaPercent() float64 {
+	return Percent(it.Used.UsedBytes, it.Used.UsedBytes+it.Used.LeftBytes).N
+}
+
+// Quota is the rule, or the pool that only rules with the row's name are in, of whose quota most is used; nil without a quota.
+func (r *Row) Quota() (most *Item) {
 	for _, it := range r.All() {
-		if it.quotaOfAll(0) != nil {
-			percent = max(percent, Percent(it.Used.UsedBytes, it.Used.UsedBytes+it.Used.LeftBytes).N)
+		for at := it; at != nil && (at == it || r.Name != nil && at.owner == r.Name.Name); at = at.Parent() {
+			if at.quotaOfAll(0) != nil && (most == nil || at.quotaPercent() > most.quotaPercent()) {
+				most = at
+			}
 		}
 	}
-	return percent
+	return most
 }
 
 func (r *Row) rate() float64 {

@@ -27,6 +27,7 @@ const (
 	RulesRestored   = "rules-restored"
 	QuotaNearlyUsed = "quota-80"
 	QuotaUsedUp     = "quota-used-up"
+	QuotaRestored   = "quota-restored"
 	LeaseBegun      = "lease-begun"
 	LeaseEnded      = "lease-ended"
 	LeftOut         = "left-out"
@@ -35,7 +36,7 @@ const (
 // EventKinds are all kinds of events.
 var EventKinds = []string{
 	Overflow, PenaltyStarts, GuaranteeFails, ChangeBegun, ChangeConfirmed, ChangeReverted, ChangeExpired,
-	DeviceAppeared, DeviceGone, RulesChanged, RulesMissing, RulesRestored, QuotaNearlyUsed, QuotaUsedUp, LeaseBegun, LeaseEnded, LeftOut,
+	DeviceAppeared, DeviceGone, RulesChanged, RulesMissing, RulesRestored, QuotaNearlyUsed, QuotaUsedUp, QuotaRestored, LeaseBegun, LeaseEnded, LeftOut,
 }
 
 // KindsOf are the kinds that a name stands for: itself, or all whose name begins with it ("change", "device", "rules").

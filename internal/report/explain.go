@@ -314,8 +314,36 @@ func SpeedTest(bits, firstSecond uint64) string {
 	return fmt.Sprintf("a 10 s speed test shows up to %s, its first second %s; of payload alone, about 5%% less", Bits(bits), Bits(firstSecond))
 }
 
-// now says what happens to a packet at this moment, and when that changes.
+// now says which quota is used up, what happens to a packet at this moment, and when that changes.
 func (p *Stop) now() string {
+	if quota := p.usedUp(); quota != "" && !NotInForce(p.Attached) && p.Verdict != "lost" {
+		return quota + "; " + p.fate()
+	}
+	return p.fate()
+}
+
+// usedUp says which quota of the rule and its pools is used up, of several the one that leaves least; "" for none.
+func (p *Stop) usedUp() (says string) {
+	who, least := "", uint64(math.MaxUint64)
+	if p.Bucket != nil {
+		who = p.Bucket.Key
+	} else if p.Rule != nil {
+		who = *p.Rule
+	}
+	note := func(who string, q *QuotaUse) {
+		if text := q.usedUp(who); text != "" && q.ThenBits < least {
+			says, least = text, q.ThenBits
+		}
+	}
+	note(who, p.Quota)
+	for i := range p.Pools {
+		note("pool "+p.Pools[i].Name, p.Pools[i].Quota)
+	}
+	return says
+}
+
+// fate says what happens to a packet at this moment, and when that changes.
+func (p *Stop) fate() string {
 	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
 	case p.Verdict == "unknown" && p.DecidedBy != nil:

@@ -21,6 +21,9 @@ type Named struct {
 	// there were none.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	IntervalNS     *uint64  `json:"interval_ns"` // null unless it was asked for
+	// Quota is what is used of the quota of its rules and of pools that only it has, of several the one that is used most; null
+	// without one.
+	Quota *QuotaUse `json:"quota"`
 }
 
 // NamedSide is the rules with a name in one direction of a device.
@@ -43,6 +46,9 @@ type NamedSide struct {
 // NewNamed is the name of a row.
 func NewNamed(r *live.Row) Named {
 	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), IntervalNS: history.NotZero(uint64(r.All()[0].Interval))}
+	if it := r.Quota(); it != nil {
+		n.Quota = NewQuotaUse(it.Also, it.Used)
+	}
 	for _, s := range r.Sides() {
 		done := r.Done(s)
 		side := NamedSide{
@@ -107,6 +113,12 @@ func nameColumns(rows []live.Row) []column[live.Row] {
 	}
 	return append(columns,
 		column[live.Row]{head: "DROPPED", right: true, drop: 4, cell: func(r *live.Row) string { return optional(knownOrNull(r.DroppedPercent), percentText) }},
+		column[live.Row]{head: "LEFT", right: true, cell: func(r *live.Row) string {
+			if it := r.Quota(); it != nil {
+				return leftText(it.Used.LeftBytes, it.Used, it.Also.Then)
+			}
+			return ""
+		}},
 		column[live.Row]{head: "STATE", cell: func(r *live.Row) string {
 			for _, it := range r.All() {
 				if state := (&Rule{Item: it}).remarks(); state != "" {

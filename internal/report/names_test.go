@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -97,6 +98,34 @@ alice  mast north  50mbit  3.20mbit   50mbit      20%
 1 of 6 names
 1 rule without a name
 `)
+
+	// A quota is a name's own if it is that of its rules, or of a pool that no other name is in.
+	all = readingOf(append(withQuota(subscriberPools(), 60e9, "bob", "family"), withQuota(rules, 20e9, "bob", "eve", "hosts")...))
+	all.Items[slices.IndexFunc(all.Items, func(it live.Item) bool { return it.Label.Name == "eve" })].Used = maps.NewQuota(100e9, 100e9)
+	names, rows, _ = namesOf(all, live.View{Sort: "quota"})
+	same(t, "names with quotas", text(t, func(w io.Writer) error { return Names(w, rows[:3], 3, 0, 80) }), `
+NAME   POOL         EGRESS  PASSED    INGRESS  DROPPED           LEFT
+eve                 40mbit       0  unlimited           used up: drop
+bob    mast north  140mbit       0     20mbit                 40.0 GB
+alice  mast north   50mbit  400 kB     50mbit      20%
+`)
+	if eve, bob := names[0].Quota, names[1].Quota; !eve.UsedUp || bob.UsedBytes != 60e9 || names[2].Quota != nil {
+		t.Errorf("the quotas are %+v, %+v, %+v", eve, bob, names[2].Quota)
+	}
+}
+
+// withQuota gives a quota to the rules and pools with a name, of which so much is used.
+func withQuota(rules Rules, used uint64, who ...string) Rules {
+	rules = slices.Clone(rules)
+	for i, r := range rules {
+		if slices.Contains(who, r.Label.Name) {
+			rules[i] = remade(r, func(it *live.Item) {
+				it.Also.Quota, it.Also.Then = policy.Quota{Bytes: 100e9, Period: "month"}, policy.ThenDrop
+				it.Used = maps.NewQuota(100e9, used)
+			})
+		}
+	}
+	return rules
 }
 
 // Long names can be told apart on a narrow screen.

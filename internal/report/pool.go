@@ -108,6 +108,11 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 		}
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
+	for _, level := range slices.Backward(p.Levels) {
+		if quota := NewQuotaUse(level.Also, level.Used).usedUp("pool " + level.Label.Name); quota != "" {
+			says = quota + "; " + says
+		}
+	}
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))
 	var rows Rules // the topmost pool first, and below this one the members that use most
 	for depth, level := range slices.Backward(p.Levels) {

@@ -20,11 +20,12 @@ func (c Change) String() string {
 // Changes lists the options in which two rules differ, in the order of Options, then the
 // plan. It leaves out options that both rules have by default: a capacity
 // that follows from the rate changes with it. It also leaves out options that an unlimited
-// rule cannot have, if want is one.
+// rule cannot have, if want is one, but for the other limits that it loses.
 func Changes(have, want *Rule) (changes []Change) {
 	given, wanted := Draft{}.Missing(have), Draft{}.Missing(want)
 	for _, o := range Options {
-		if !o.Same(have, want) && (given.Has(o) || wanted.Has(o)) && !(o.LimitedOnly && want.Rate == Unlimited) {
+		goes := o.LimitedOnly && want.Rate == Unlimited && o.Same(&Rule{Also: have.Also}, &Rule{Also: want.Also})
+		if !o.Same(have, want) && (given.Has(o) || wanted.Has(o)) && !goes {
 			changes = append(changes, Change{o.Name, o.Text(have), o.Text(want)})
 		}
 	}

@@ -64,6 +64,9 @@ func TestChanges(t *testing.T) {
 		{"within=a", "within=none", "[within a -> none]"},
 		{"within=a each=host guarantee=1mbit members=5", "within=a each=host guarantee=1mbit members=6", "[members 5 -> 6]"},
 		{"within=a each=host share=none", "within=a rate=unlimited", "[rate 10mbit -> unlimited]"},
+		{"pps=100 new-flows=5 new-flows-burst=7", "", "[pps 100 -> none new-flows 5 -> none new-flows-burst 7 -> none]"},
+		{"pps=100 excess=delay", "within=a rate=unlimited", "[rate 10mbit -> unlimited within none -> a pps 100 -> none]"},
+		{"quota=1gb/month then=drop grace=1mb", "rate=unlimited", "[rate 10mbit -> unlimited quota 1gb/month -> none then drop -> none grace 1mb -> none]"},
 		{"within=a rate=unlimited", "within=b rate=unlimited", "[within a -> b]"},
 	} {
 		if got := fmt.Sprint(Changes(rule(test.have), rule(test.want))); got != test.changes {
