@@ -396,16 +396,20 @@ func TestMostIn(t *testing.T) {
 	for i, capacity := range []uint64{300_000, 200_000, 100_000} {
 		s.Levels[i].Rate, s.Levels[i].Capacity = 8000, capacity
 	}
-	if got := s.mostIn(time.Second); *got != 808_000 {
+	if got := s.mostIn(time.Second, 1000); *got != 808_000 {
 		t.Errorf("the three levels let %d bit through in 1 s, want 808000", *got)
 	}
+	s.Levels[1].Also = policy.Also{Packets: 40, PacketBurst: 20}
+	if got := s.mostIn(2*time.Second, 1000); *got != 100*8000/2 {
+		t.Errorf("100 packets of 1000 bytes in 2 s: %d bit/s", *got)
+	}
 	s.Levels[1].Guarantee = 8000
-	if got := s.mostIn(time.Second); got != nil {
+	if got := s.mostIn(time.Second, 1000); got != nil {
 		t.Errorf("beside a guarantee, the pools let %d bit through in 1 s", *got)
 	}
 	s.Levels = s.Levels[:1]
 	s.Levels[0].Excess = policy.Pass
-	if got := s.mostIn(time.Second); got != nil {
+	if got := s.mostIn(time.Second, 1000); got != nil {
 		t.Errorf("a level that drops nothing lets %d bit through in 1 s", *got)
 	}
 }

@@ -131,14 +131,15 @@ func (s Stages) limiter() int {
 	return report.Limiter(loads)
 }
 
-// mostIn is the highest mean rate that all levels let through in d; nil without a limit, and where a guarantee passes a full pool.
-func (s Stages) mostIn(d time.Duration) *uint64 {
+// mostIn is the highest mean rate of packets of so many bytes that all levels let through in d; nil without a limit, and where a
+// guarantee passes a full pool.
+func (s Stages) mostIn(d time.Duration, bytes uint64) *uint64 {
 	most := policy.Unlimited
 	for i := range s.Levels {
 		if s.Levels[i].Guarantee != 0 {
 			return nil
 		}
-		most = min(most, s.mostOf(i, d))
+		most = min(most, s.mostOf(i, d, bytes))
 	}
 	if most >= policy.MaxRate { // also of Unlimited
 		return nil
@@ -146,10 +147,14 @@ func (s Stages) mostIn(d time.Duration) *uint64 {
 	return new(uint64(most))
 }
 
-// mostOf is the same for a level, by its bucket and its quota.
-func (s Stages) mostOf(level int, d time.Duration) policy.Rate {
+// mostOf is the same for a level, by its bucket, its limit of packets and its quota.
+func (s Stages) mostOf(level int, d time.Duration, bytes uint64) policy.Rate {
 	l := &s.Levels[level]
 	most := l.MostIn(d)
+	if a := l.Also; a.Packets > 0 {
+		packets := float64(a.PacketBurst) + float64(a.Packets)*d.Seconds()
+		most = min(most, policy.Rate(packets*float64(8*bytes)/d.Seconds()))
+	}
 	if q := s.quota(level); q != nil {
 		beyond := policy.Rate(float64(q.LeftBytes) * 8 / d.Seconds())
 		if rate := policy.Rate(q.ThenBits); rate > 0 {

@@ -23,11 +23,11 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	}
 	cidr := policy.CIDR(r.Prefix)
 	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
-	out.SpeedTestBits, out.FirstSecondBits = r.Stages.mostIn(10*time.Second), r.Stages.mostIn(time.Second)
 	for _, wider := range r.Hides {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}
 	out.Bytes, out.RevertsInNS = countPacket(s.Frame, s.Tags, r.Framing), h.RevertsInNS
+	out.SpeedTestBits, out.FirstSecondBits = r.Stages.mostIn(10*time.Second, out.Bytes), r.Stages.mostIn(time.Second, out.Bytes)
 	out.PassedPackets, out.ExcessPackets, out.DroppedPackets = r.Counters.PassedPackets, r.Counters.ExcessPackets, r.Counters.DroppedPackets
 	verdict := model.Pass
 	if r.Bucket != nil {
