@@ -99,7 +99,8 @@ func TestAhead(t *testing.T) {
 	passes(30_000)
 	topUp(120_000, maps.Quota{AheadBytes: 20_000, LeftBytes: 120_000})
 	topUp(10_000, maps.Quota{AheadBytes: 30_000, LeftBytes: 130_000})
-	topUp(maps.All, maps.Quota{AheadBytes: 30_000, LeftBytes: 130_000})
+	topUp(maps.All, maps.Quota{LeftBytes: size})
+	topUp(30_000, maps.Quota{AheadBytes: 30_000, LeftBytes: 130_000})
 	send(t, r.program(), ofFlow(1), meta{now: now})
 	topUp(0, maps.Quota{AheadBytes: 30_000 - frame, LeftBytes: 130_000 - frame})
 	old := r

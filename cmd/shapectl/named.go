@@ -215,6 +215,9 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	if one := rule != device; pool && one {
 		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || users(poolTree(n), of.name) == 0)
 	}
+	if verb == "topup" && pool && found.pool.Also.Quota.Bytes > 0 { // rules without a quota are not meant
+		rule, device = rule && anyQuota(found.rules), device && anyQuota(found.device)
+	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
 		return kindDevice, nil
 	}

@@ -118,6 +118,16 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// A name of rules and of their pool means what has a quota.
+func TestTopUpOfAName(t *testing.T) {
+	r := newRig(t)
+	r.ok(strings.Fields("set bob --new --rate 1gbit --quota 1mb/month --then drop")...)
+	r.ok(strings.Fields("set va egress 10.2.0.0/24 --rate 1mbit --within bob --name bob")...)
+	r.prints("bob: 0 of 1.05 MB are used, and 1.02 kB more are left until the period ends\n", "topup", "bob", "1kb")
+	r.ok(strings.Fields("set --kind rule bob --quota 1mb/month --then drop")...)
+	r.refused(exitInput, "the name stands for several things", "topup", "bob", "1kb")
+}
+
 // A device that serve limits, and that is made again, goes on with its quota, also if something is ahead of it.
 func TestQuotaOfADeviceThatComesBack(t *testing.T) {
 	r := newRig(t)

@@ -21,9 +21,9 @@ func topupCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topup DEV ingress|egress CIDR|any [HOST] SIZE|all | NAME [ingress|egress|HOST] SIZE|all",
 		Short: "Add to what is left of a quota",
-		Long: `Add bytes to what is left of a quota, or give back all that is used. What is more than that lasts until the period ends. Some
-quotas take no more than is used: those of each host, of a cluster, and those that come back steadily, as by 30d. If fewer are used
-of one, nothing is changed, and the error says how many.
+		Long: `Add bytes to what is left of a quota. What is more than the quota lasts until the period ends. Some quotas take no more than is
+used: those of each host, of a cluster, and those that come back steadily, as by 30d. If fewer are used of one, nothing is changed,
+and the error says how many. After all, the quota is as at the beginning of a period, also if it had more.
 
 NAME is the exact name of rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
 no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
@@ -112,12 +112,12 @@ func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
 	case kindDevice:
 		rules = found.device
 	}
+	if anyQuota(rules) {
+		return t.do(n, of.name, rules)
+	}
 	within := map[string]int{}
 	for _, h := range rules {
 		for _, r := range h.rules {
-			if r.Also.Quota.Bytes > 0 {
-				return t.do(n, of.name, rules)
-			}
 			within[string(r.Within)]++
 		}
 	}
@@ -136,6 +136,12 @@ func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
 		}
 	}
 	return t.do(n, of.name, found.rules)
+}
+
+func anyQuota(rules []namedHook) bool {
+	return slices.ContainsFunc(rules, func(h namedHook) bool {
+		return slices.ContainsFunc(h.rules, func(e maps.Entry) bool { return e.Also.Quota.Bytes > 0 })
+	})
 }
 
 // do gives back to all quotas of rules and pools, which have a name or "". It changes nothing if one of them refuses.

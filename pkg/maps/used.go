@@ -179,7 +179,7 @@ func (s *Store) Keys(quota Entry) []Key {
 // MostAhead is how many bytes may be ahead of a quota: a pebibyte.
 const MostAhead = 1<<(bpf.AbiLayoutAHEAD_BITS-model.QuotaBits) - 1
 
-// All is as many bytes as are used of a quota.
+// All makes a quota as it is when a period begins.
 const All = math.MaxUint64
 
 // TakesAhead reports whether TopUp can give more than what is used of a quota. One that comes back steadily has no period until whose
@@ -188,8 +188,8 @@ func (e Entry) TakesAhead() bool {
 	return e.Each.Kind == policy.EachAll && e.Also.Quota.Period.Rolling() == 0 && e.Cluster.Name == ""
 }
 
-// TopUp gives back bytes of a quota, or All, and returns what is used then. What is beyond that is ahead, up to MostAhead, if the quota
-// TakesAhead. The zero Key is for the shared bucket.
+// TopUp gives back bytes of a quota, or All, and returns what is used then. What is more than that is ahead, up to MostAhead, if the
+// quota TakesAhead. The zero Key is for the shared bucket.
 func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
 	none := &bpf.AbiBucket{}
 	bucket := func() *bpf.AbiBucket {
@@ -204,15 +204,15 @@ func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
 		b, now := bucket(), s.now()
 		was, m := load(b), s.Meter(quota)
 		used = s.quota(quota, was, now)
-		if bytes == All || !quota.TakesAhead() {
+		if bytes != All && !quota.TakesAhead() {
 			bytes = min(bytes, used.UsedBytes)
 		}
-		if bytes == 0 {
+		if bytes == 0 || bytes == All && used.UsedBytes|used.AheadBytes == 0 {
 			return used
 		}
 		to, empty := was.TAT-bytes<<model.QuotaBits, m.WithLevel(0, now)
 		switch {
-		case bytes == used.UsedBytes:
+		case bytes == All || bytes == used.UsedBytes:
 			to = empty.TAT
 		case bytes < used.UsedBytes:
 		case isOver(m, was): // an empty bucket may get another tick, one with something ahead may not
