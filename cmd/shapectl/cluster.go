@@ -198,12 +198,9 @@ func viewOf(ctx context.Context, s *cluster.Store, name string) (*report.Cluster
 	if v != nil {
 		return v, nil
 	}
-	if names, err := s.Clusters(ctx); err == nil {
-		if similar := plain.SimilarName(name, names); similar != "" {
-			return nil, missingf("the store at %s has no cluster %s; did you mean %s?", s.Address(), plain.Line(name), plain.Word(similar))
-		}
-	}
-	return nil, missingf("the store at %s has no cluster %s; its hosts may have another store or another --prefix", s.Address(), plain.Line(name))
+	names, _ := s.Clusters(ctx) // none if the store has gone since
+	return nil, missingf("the store at %s has no cluster %s; %s", s.Address(), plain.Line(name),
+		didYouMean(name, names, "its hosts may have another store or another --prefix"))
 }
 
 func fromStore(s *cluster.Store, err error) error {

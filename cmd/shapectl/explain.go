@@ -106,11 +106,11 @@ func parseQuestion(q *explain.Question, given []string) (err error) {
 			return nil
 		}
 	}
-	where, err := parseFilter("explain", given[:last])
+	where, err := parseTarget("explain", "", given[:last])
 	if err != nil {
 		return err
 	}
-	q.Device, q.Direction = where.device, where.direction
+	q.Device, q.Direction = where.name, where.direction
 	if mark, _ := policy.ParsePrefix(given[last]); policy.IsMark(mark) {
 		q.Name, q.Network = policy.CIDR(mark), mark
 		return nil
@@ -205,7 +205,7 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	s, err := e.readRules(&filterRules{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
+	s, err := e.readRules(&target{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
 	if s == nil {
 		return err
 	}
@@ -242,7 +242,8 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	if q.Device == "" {
 		pools = poolsNamed(n, q)
-		there, err := (filterRules{device: q.Name}).isDevice(n)
+		device := target{name: q.Name, direction: q.Direction}
+		there, err := device.isThere(n)
 		switch {
 		case there && q.Flow != nil && q.Direction != nil:
 			if q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst; *q.Direction == policy.Ingress {
@@ -252,7 +253,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		case err != nil || there && pools != nil:
 			return nil, pools, err
 		case there:
-			device := filterRules{device: q.Name, direction: q.Direction}
 			hooks, err := device.hooks(n)
 			defer loader.CloseHooks(hooks)
 			if hooks == nil && err == nil {
@@ -264,7 +264,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
 		}
 	}
-	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
+	hooks, err := target{name: q.Device, direction: q.Direction}.hooks(n)
 	defer loader.CloseHooks(hooks)
 	questions, own, names := explain.Named(hooks, q)
 	switch {

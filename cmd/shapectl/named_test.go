@@ -32,7 +32,7 @@ func TestSetRulesOfDeletedPool(t *testing.T) {
 	defer n.Close()
 	limit := limitGiven(t, "--rate 1mbit")
 	rules := []namedHook{{n.Pools(), []maps.Entry{{Rule: policy.Rule{Rate: policy.Unlimited, Within: "up"}}}}}
-	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, *limit)
+	_, err = new(env).setOwnPools(n, target{name: "alice"}, rules, *limit)
 	if err == nil || err.Error() != "pool up was just deleted; nothing was changed; see 'shapectl show alice'" {
 		t.Error(err)
 	}

@@ -103,17 +103,17 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	if !since.Before(until) {
 		return inputf("report: --since %s is not before --until %s; give an earlier time", o.since, cmp.Or(o.until, "now"))
 	}
-	want, err := parseFilter("report", given)
+	want, err := parseTarget("report", "", given)
 	if err != nil {
 		return err
 	}
-	q := history.Request{Since: since, Until: until, Device: want.device, Committed: uint64(o.committed)}
+	q := history.Request{Since: since, Until: until, Device: want.name, Committed: uint64(o.committed)}
 	if want.direction != nil {
 		q.Direction = want.direction.String()
 	}
 	networks := want.networks
 	if networks == nil {
-		q.Name, q.Device = want.device, ""
+		q.Name, q.Device = want.name, ""
 		networks, _ = policy.ParseNetworks(q.Name) // it may be an address
 	}
 	for _, n := range networks {

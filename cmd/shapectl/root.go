@@ -473,18 +473,22 @@ func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
 		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
-	advice := "'ip link' lists the devices"
-	if similar := nearest(name, nil); similar != "" {
-		advice = "did you mean " + plain.Word(similar) + "?"
-	}
-	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), didYouMean(name, withDevices(nil), "'ip link' lists the devices"))
 }
 
-// nearest is the name of a device, or another one, that may be meant by one that does not exist; "" for none.
-func nearest(name string, others []string) string {
+// withDevices adds the names of all devices to others.
+func withDevices(names []string) []string {
 	devices, _ := netinfo.Devices()
 	for _, d := range devices {
-		others = append(others, d.Name)
+		names = append(names, d.Name)
 	}
-	return plain.SimilarName(name, others)
+	return names
+}
+
+// didYouMean asks for one of some names that may be meant by one that does not exist. If there is none, it says otherwise.
+func didYouMean(name string, names []string, otherwise string) string {
+	if similar := plain.SimilarName(name, names); similar != "" {
+		return "did you mean " + plain.Word(similar) + "?"
+	}
+	return otherwise
 }

@@ -34,14 +34,14 @@ func TestLabelRank(t *testing.T) {
 		{"*lee 41*", "Lee / Lindenallee 41 / Router", "", 3}, {"lee*rout?r", "Lee / Router", "", 3}, {"lee[^a-z]*", "Lee/B", "", 3}, {"[a/b]", "/", "", 3},
 	} {
 		l := policy.Label{Name: test.name, Plan: test.plan, Note: "site 7"}
-		if got := (filterRules{label: test.asked}).ranks()(l); got != test.want {
+		if got := (target{label: test.asked}).ranks()(l); got != test.want {
 			t.Errorf("%q of %+v has rank %d, want %d", test.asked, l, got, test.want)
 		}
 		if test.plan != "" {
-			if got := (filterRules{plan: test.plan}).ranks()(l); got != leastRank {
+			if got := (target{plan: test.plan}).ranks()(l); got != leastRank {
 				t.Errorf("plan %s has rank %d", test.plan, got)
 			}
-			if got := (filterRules{plan: "other"}).ranks()(l); got != 0 {
+			if got := (target{plan: "other"}).ranks()(l); got != 0 {
 				t.Errorf("another plan has rank %d", got)
 			}
 		}
