@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -79,14 +77,9 @@ func (e *env) delete(want target) error {
 				return err
 			}
 		}
-		var found []namedHook
-		for _, h := range hooks {
-			if entries := want.entries(h.Set); entries != nil {
-				found = append(found, namedHook{h, entries})
-			}
-		}
+		found := want.rules(hooks)
 		if found == nil {
-			return e.nothing("nothing to delete: " + want.none())
+			return e.nothing(report.Rules{}, "nothing to delete: "+want.none())
 		}
 		return e.removeWithPools(n, "", nil, found)
 	})
@@ -186,14 +179,6 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 	return says
 }
 
-// nothing answers that nothing was deleted, and why.
-func (e *env) nothing(why string) error {
-	return e.print(report.Rules{}, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, why)
-		return err
-	})
-}
-
 // deleted prints rules as they were before they were deleted, and of which hooks those
 // were that cannot be read. JSON has only rules, so then these are messages.
 func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
@@ -284,12 +269,7 @@ func (e *env) flush(want target, all bool) error {
 		case !want.pattern:
 			slices.Reverse(hooks) // ingress first
 		}
-		var found []namedHook
-		for _, h := range hooks {
-			if h.Set != nil {
-				found = append(found, namedHook{h, h.Set.Rules()})
-			}
-		}
+		found := want.rules(hooks)
 		gone, _, _ := toDelete(found...)
 		if e.confirm > 0 && others != nil {
 			return inputf("%s %v has rules that cannot be read, nor come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
@@ -317,7 +297,7 @@ func (e *env) flush(want target, all bool) error {
 				return err
 			}
 		}
-		removed, err := e.removeFQs(want)
+		removed, err := e.removeFQs(func(dev netinfo.Device) (bool, error) { return want.matchesHook(dev.Name, policy.Egress), nil })
 		if err != nil {
 			return err
 		}
@@ -335,7 +315,7 @@ func (e *env) flush(want target, all bool) error {
 			if elsewhere, _ := e.sayElsewhere(n, want); elsewhere {
 				return errors.Join(e.deleted(report.Rules{}), errDegraded)
 			}
-			return e.nothing(why)
+			return e.nothing(report.Rules{}, why)
 		}
 		if err := e.deleted(gone, others...); err != nil {
 			return err
@@ -418,22 +398,6 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 
 // used reports whether there is a rule in a pool, or in one within it.
 func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(n.Below, used) }
-
-// removeFQs removes the fqs of --setup-fq from a filter's devices, and reports whether there were any.
-func (e *env) removeFQs(want target) (any bool, err error) {
-	if want.direction != nil && *want.direction != policy.Egress {
-		return false, nil
-	}
-	indexes, err := fq.Devices()
-	for _, index := range indexes {
-		dev, here, lookup := netinfo.DeviceByIndex(index)
-		if lookup == nil && here && want.matchesDevice(dev.Name) {
-			removed, failed := e.removeFQ(dev)
-			any, err = any || removed, errors.Join(err, failed)
-		}
-	}
-	return any, err
-}
 
 // sayElsewhere says which devices of a filter have limits that this command cannot see. It reports whether any have, and whether
 // these may be those of other namespaces.

@@ -42,7 +42,7 @@ func (e *env) diff(name string, summary bool) error {
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}
-	e.warn(f)
+	e.warnOf(f.Warnings())
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
 		want, err := goalOf(n, f)
 		if err != nil {

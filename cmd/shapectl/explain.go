@@ -231,18 +231,10 @@ const mostExplained = 100
 
 // questions are those about the networks of the rules with a name or, if none has it, the pools with it.
 func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []explain.Question, pools []string, err error) {
-	rule, where := "rule or pool", []string{}
-	if q.Device != "" {
-		rule = "rule there"
-	} else if q.Direction != nil {
-		rule, where = q.Direction.String()+" rule", []string{q.Direction.String()}
-	}
-	suggest := func(verb, name string, more ...string) string {
-		return e.suggest(verb, slices.Concat([]string{name}, where, more)...)
-	}
+	of := target{name: q.Name, direction: q.Direction}
 	if q.Device == "" {
 		pools = poolsNamed(n, q)
-		device := target{name: q.Name, direction: q.Direction}
+		device := of
 		there, err := device.isThere(n)
 		switch {
 		case there && q.Flow != nil && q.Direction != nil:
@@ -261,7 +253,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 			if questions, _, _ = explain.Named(hooks, q); questions != nil {
 				return questions, nil, err
 			}
-			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
+			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", e.suggest("explain", append(of.words(), "10.0.0.7")...), e.suggest("show", of.words()...))
 		}
 	}
 	hooks, err := target{name: q.Device, direction: q.Direction}.hooks(n)
@@ -281,18 +273,19 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	case policy.FindName(q.Name, slices.Values(names)) != "":
 		return nil, nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", q.Flow.Src, q.Flow.Dst, e.suggest("show", q.Name))
 	}
+	what := of.what()
 	if q.Device != "" {
+		what, of.direction = "rule there", nil
 		if _, err := device(q.Device); err != nil && hooks == nil {
 			return nil, nil, err
 		}
-	}
-	if q.Device == "" && q.Direction == nil {
+	} else if q.Direction == nil {
 		names = append(names, poolNames(n)...)
 	}
-	if similar := plain.SimilarName(q.Name, names); similar != "" {
-		return nil, nil, missingf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
+	if of.name = plain.SimilarName(q.Name, names); of.name != "" {
+		return nil, nil, missingf("no %s has that name; did you mean %s?", what, e.suggest("explain", of.words()...))
 	}
-	return nil, nil, missingf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
+	return nil, nil, missingf("it is not an address, and no %s has that name; %s lists the names", what, e.suggest("show"))
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -88,15 +88,20 @@ func meantName(n *loader.Namespace, hooks []*loader.Hook, written string) string
 	if _, err := netinfo.DeviceByName(written); isPool || err == nil {
 		return written
 	}
-	return cmp.Or(policy.FindName(written, func(yield func(string) bool) {
-		for _, h := range hooks {
-			for _, rule := range h.Set.Policy() {
-				if !yield(rule.Label.Name) {
-					return
-				}
-			}
+	return cmp.Or(policy.FindName(written, slices.Values(target{}.ruleNames(hooks))), written)
+}
+
+// ruleNames are the names of the rules of hooks in a direction of the target.
+func (want target) ruleNames(hooks []*loader.Hook) (names []string) {
+	for _, h := range hooks {
+		if want.direction != nil && h.Direction != *want.direction {
+			continue
 		}
-	}), written)
+		for _, r := range h.Rules() {
+			names = append(names, r.Label.Name)
+		}
+	}
+	return names
 }
 
 // withNamed runs f on what was found for exactly this name.
@@ -157,12 +162,8 @@ func (e *env) withNamed(of target, f func(n *loader.Namespace, of target, found 
 
 // othersLike are the names of all that a name may stand for.
 func othersLike(n *loader.Namespace, of target, hooks []*loader.Hook) (others []string) {
-	for _, h := range hooks {
-		if of.mayBe(kindRule) && (of.direction == nil || h.Direction == *of.direction) {
-			for _, r := range h.Rules() {
-				others = append(others, r.Label.Name)
-			}
-		}
+	if of.mayBe(kindRule) {
+		others = of.ruleNames(hooks)
 	}
 	if of.mayBe(kindPool) {
 		others = append(others, poolNames(n)...)
@@ -438,12 +439,12 @@ func (e *env) deleteNamed(of target) error {
 		case kindPool:
 			pools := n.Pools()
 			defer pools.Close()
-			return e.remove(n, "", namedHook{pools, target{networks: networks{found.pool.Prefix}}.entries(pools.Set)})
+			return e.remove(n, "", target{networks: networks{found.pool.Prefix}}.rules([]*loader.Hook{pools})...)
 		case "":
 			if !found.otherWay {
 				return e.nothingNamed(of, found)
 			}
-			return e.nothing("nothing to delete: no " + of.what() + " has the name " + plain.Line(of.name))
+			return e.nothing(report.Rules{}, "nothing to delete: no "+of.what()+" has the name "+plain.Line(of.name))
 		}
 		limits := map[string]bool{of.name: true} // the pools that are the rate of these rules
 		for _, h := range found.rules {
@@ -463,7 +464,7 @@ func (e *env) deleteForAny(n *loader.Namespace, of target, found search) (err er
 		who = "all else on " + who
 	}
 	if found.device == nil {
-		err = e.nothing("nothing to delete: " + target{name: of.name, direction: of.direction, networks: policy.Everything[:]}.none())
+		err = e.nothing(report.Rules{}, "nothing to delete: "+target{name: of.name, direction: of.direction, networks: policy.Everything[:]}.none())
 	} else {
 		err = e.removeWithPools(n, who, nil, found.device)
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/history"
-	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve/page"
@@ -184,11 +183,7 @@ func askReport(given []string, o reportOptions, q history.Request) (found report
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	namespace, err := netns.ID("")
-	if err != nil {
-		return nil, err
-	}
-	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {namespace}}, nil)
+	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{}, nil)
 	if answer == nil {
 		return nil, fmt.Errorf("report: there is no %s to read; name a directory by --history, or %w", defaultHistory, err)
 	}

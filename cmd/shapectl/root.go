@@ -81,9 +81,6 @@ func (e *env) context() context.Context {
 	return e.ctx
 }
 
-// wait waits, unless nobody waits for the answer any more.
-func (e *env) wait(d time.Duration) error { return wait(e.context(), d) }
-
 // wait waits, unless ctx is done before.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
@@ -194,6 +191,14 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 		return report.JSON(e.out, answer)
 	}
 	return text(e.out)
+}
+
+// nothing answers that there was nothing to do, and why: the answer is for JSON.
+func (e *env) nothing(answer any, why string) error {
+	return e.print(answer, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, why)
+		return err
+	})
 }
 
 // sentences writes a line for each rule, folded for a terminal.

@@ -278,7 +278,7 @@ func (e *env) readRules(want *target, read reads) (out *seen, err error) {
 		if once, err := e.readRules(&first, reads{reader: reader}); once == nil {
 			return nil, err
 		}
-		if err := e.wait(read.interval); err != nil {
+		if err := wait(e.context(), read.interval); err != nil {
 			return nil, err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// target says which rules are meant.
+// A target is what the arguments of a command mean: rules, pools or devices.
 type target struct {
 	command   string            // for errors
 	name      string            // of a device; without networks, it may be any name; "" for all
@@ -397,6 +397,19 @@ func matchesName(pattern, name string) bool {
 	return policyfile.Matches(plain(pattern), plain(name))
 }
 
+// rules are those of hooks that pass a filter of networks.
+func (want target) rules(hooks []*loader.Hook) (found []namedHook) {
+	for _, h := range hooks {
+		if h.Set == nil { // there can be no pools
+			continue
+		}
+		if entries := want.entries(h.Set); entries != nil {
+			found = append(found, namedHook{h, entries})
+		}
+	}
+	return found
+}
+
 // entries are the rules of a set that pass a filter of networks.
 func (want target) entries(s *maps.Set) (entries []maps.Entry) {
 	if want.networks == nil {
@@ -467,9 +480,6 @@ func (want target) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	}
 	if want.kind == kindPool {
 		return poolsOf(n), nil
-	}
-	if want.name == "" && want.direction == nil {
-		return n.Hooks()
 	}
 	if want.name == "" || want.pattern {
 		hooks, err := n.Hooks()

@@ -61,11 +61,7 @@ all gives back those of all hosts.`,
 				if err != nil {
 					return err
 				}
-				var found []namedHook
-				for _, h := range hooks {
-					found = append(found, namedHook{h, want.entries(h.Set)})
-				}
-				return t.do(n, "", found)
+				return t.do(n, "", want.rules(hooks))
 			})
 		},
 	}
