@@ -338,9 +338,10 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 	if pools.Set == nil {
 		return nil
 	}
-	emptied := map[string]bool{}
+	emptied, gone := map[string]bool{}, map[string]int{}
 	for _, h := range deleted {
 		for _, r := range h.rules {
+			gone[string(r.Within)]++
 			p, _ := pools.Set.Find(policy.PoolKey(string(r.Within)))
 			if o := p.Label.Owner; o.Device != "" && (o.Host == "" || own != nil) {
 				emptied[p.Label.Name] = true
@@ -351,11 +352,11 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 		return nil
 	}
 	its := namedHook{Hook: pools}
-	tree := poolTree(n, deleted...)
+	tree := poolTree(n)
 	var goes func(*policy.Node) bool
 	goes = func(node *policy.Node) bool {
 		mine := own != nil && own(*node.Pool)
-		if len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" && !mine {
+		if len(node.Rules) > gone[node.Pool.Label.Name] || node.Pool.Label.Owner.Device == "" && !mine {
 			return false
 		}
 		lost := mine || emptied[node.Pool.Label.Name]

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -215,25 +214,9 @@ func (e *env) meaning(n *loader.Namespace, of target, found search) (kind string
 	return kind, nil
 }
 
-// poolTree is the tree of a namespace's pools, with all rules in them but deleted ones.
-func poolTree(n *loader.Namespace, deleted ...namedHook) *policy.Tree {
-	type rule struct {
-		device    string
-		direction policy.Direction
-		network   netip.Prefix
-	}
-	gone := map[rule]bool{}
-	for _, h := range deleted {
-		for _, r := range h.rules {
-			gone[rule{h.Name(), h.Direction, r.Prefix}] = true
-		}
-	}
+// poolTree is the tree of a namespace's pools, with all rules in them.
+func poolTree(n *loader.Namespace) *policy.Tree {
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
-	for i, t := range tables {
-		if len(gone) > 0 {
-			tables[i].Rules = slices.DeleteFunc(slices.Clone(t.Rules), func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
-		}
-	}
 	return policy.NewTree(tables)
 }
 
