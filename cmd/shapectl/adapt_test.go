@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,23 +28,18 @@ func (r *rig) line() (pings func() int) {
 	name, far := testenv.NewNamedNetns(r.t)
 	testenv.Must(r.t, netlink.LinkSetNsFd(testenv.Link(r.t, "vb"), far.FD()))
 	testenv.Must(r.t, far.Do(func() error {
-		for _, args := range []string{"address add 10.9.0.2/24 dev vb", "address add 10.9.0.3/24 dev vb", "link set vb up"} {
-			if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-				return fmt.Errorf("ip %s in %s: %w: %s", args, name, err, out)
-			}
-		}
+		r.sh("ip address add 10.9.0.2/24 dev vb; ip address add 10.9.0.3/24 dev vb; ip link set vb up")
 		return nil
 	}))
 	r.address("10.9.0.1/24")
 	testenv.WaitUp(r.t, "va")
 	return func() (n int) {
-		out, err := exec.Command("ip", "netns", "exec", name, "cat", "/proc/net/snmp").Output()
-		testenv.Must(r.t, err)
 		at := -1
-		for line := range strings.Lines(string(out)) { // the names of the counters, then their values
+		for line := range strings.Lines(r.sh("ip netns exec " + name + " cat /proc/net/snmp")) { // the names of the counters, then their values
 			if fields := strings.Fields(line); fields[0] == "Icmp:" && at < 0 {
 				at = slices.Index(fields, "InEchos")
 			} else if fields[0] == "Icmp:" {
+				var err error
 				n, err = strconv.Atoi(fields[at])
 				testenv.Must(r.t, err)
 			}
@@ -58,10 +51,7 @@ func (r *rig) line() (pings func() int) {
 // carries makes the line have a rate, and a queue in front of it that holds half a second.
 func (r *rig) carries(rate string) {
 	r.t.Helper()
-	out, err := exec.Command("tc", "qdisc", "replace", "dev", "va", "root", "tbf", "rate", rate, "burst", "10kb", "latency", "500ms").CombinedOutput()
-	if err != nil {
-		r.t.Fatalf("tc: %v: %s", err, out)
-	}
+	r.sh("tc qdisc replace dev va root tbf rate " + rate + " burst 10kb latency 500ms")
 }
 
 // upload sends about 24 mbit through the line until the test ends.
@@ -123,7 +113,7 @@ devices:
 	r.carries("10mbit")
 	w.says(`pool "up" now gets `)
 	r.waits("the rate to be that of the line", func() bool { return r.rateNow("up") < 12e6 })
-	if shown := r.rows("show", "--pools", "up")[0]; shown.LeaseBits == 0 || shown.LeaseBits >= 20e6 || shown.Adapt == nil || shown.Adapt.MinBits != 2e6 {
+	if shown := r.show("--pools", "up")[0]; shown.LeaseBits == 0 || shown.LeaseBits >= 20e6 || shown.Adapt == nil || shown.Adapt.MinBits != 2e6 {
 		t.Errorf("show has %+v", shown)
 	}
 	if after := r.ok("export"); after != before {
@@ -152,7 +142,7 @@ devices:
 	if last := r.lease("up"); last.Safe != 20e6 || r.rateNow("up") != 20e6 || last.Until != lease.Until {
 		t.Errorf("after serve was killed: %+v", last)
 	}
-	if shown := r.rows("show", "--pools", "up")[0]; *shown.Leased || shown.SafeBits != 20e6 {
+	if shown := r.show("--pools", "up")[0]; *shown.Leased || shown.SafeBits != 20e6 {
 		t.Errorf("show has %+v", shown)
 	}
 }
@@ -173,21 +163,25 @@ func TestDoctorOfAdapting(t *testing.T) {
 	}
 }
 
+// findings are all that doctor finds.
+func (r *rig) findings() (found []report.Finding, code int) {
+	r.t.Helper()
+	got := r.run("doctor", "-j")
+	testenv.Must(r.t, json.Unmarshal([]byte(got.out), &found))
+	return found, got.code
+}
+
 // warnings returns what doctor warns of by a check.
 func (r *rig) warnings(check string) (found []string) {
 	r.t.Helper()
-	got := r.run("doctor", "-j")
-	var all []report.Finding
-	if err := json.Unmarshal([]byte(got.out), &all); err != nil {
-		r.t.Fatalf("%v in %+v", err, got)
-	}
+	all, code := r.findings()
 	for _, f := range all {
 		if f.Check == check && f.Status == report.Warning {
 			found = append(found, strings.TrimSpace(f.Device+" "+f.Direction+" "+f.Finding))
 		}
 	}
-	if len(found) > 0 && got.code != exitDegraded {
-		r.t.Errorf("exit code %d, want %d", got.code, exitDegraded)
+	if len(found) > 0 && code != exitDegraded {
+		r.t.Errorf("exit code %d, want %d", code, exitDegraded)
 	}
 	return found
 }
@@ -229,7 +223,7 @@ func TestChangeOfAdapting(t *testing.T) {
 	r.ok("rollback")
 	is("rolled back", 8e6)
 	r.ok("set", "up", "--adapt-min", "none")
-	if shown := r.rows("show", "--pools", "up")[0]; shown.Leased != nil || shown.Adapt != nil || shown.Rate != 20e6 {
+	if shown := r.show("--pools", "up")[0]; shown.Leased != nil || shown.Adapt != nil || shown.Rate != 20e6 {
 		t.Errorf("without adaptation show has %+v", shown)
 	}
 }

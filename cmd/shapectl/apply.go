@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/user"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -311,11 +310,6 @@ func (o *applyOptions) checkLifted(lifted, of int) error {
 		lifted, of, o.maxRemove)
 }
 
-// warn writes the warnings of a valid policy.
-func (e *env) warn(f *policyfile.File) {
-	e.warnOf(f.Warnings())
-}
-
 // policyDevices are the devices of a namespace as a policy file sees them.
 func policyDevices(n *loader.Namespace, f *policyfile.File) ([]policyfile.Device, error) {
 	all, err := netinfo.Devices()
@@ -344,7 +338,7 @@ func (e *env) apply(o applyOptions) error {
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
-	e.warn(f.File)
+	e.warnOf(f.File.Warnings())
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
 		want, err := goalOf(n, f.File)
 		if err != nil {
@@ -373,10 +367,10 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		noRoom, _ := waiting(n)
-		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: noRoom,
-			RevertsInNS: live.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
-		}, o.absentOK)
+		a := e.changed(done, pending)
+		a.Absent, a.Unmatched = append(a.Absent, f.Absent(devices)...), append(a.Unmatched, f.Unmatched(devices)...)
+		a.Waiting, a.Verbose = append(a.Waiting, noRoom...), o.verbose
+		err = e.applied(a, o.absentOK)
 		e.sayUnseen(f.File, devices...)
 		if e.sayNoRoom(n, f.File); noRoom != nil && err == nil {
 			err = errDegraded
@@ -423,34 +417,27 @@ func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 	return f, nil
 }
 
-func hooksChanged(done []loader.Applied) []report.HookChange {
-	hooks := []report.HookChange{}
+// changed says what a change did. It reverts at this time; 0 for never.
+func (e *env) changed(done []loader.Applied, reverts uint64) report.Applied {
+	a := report.Applied{
+		Hooks: []report.HookChange{}, Absent: []string{}, Unmatched: []string{}, Waiting: []string{}, // not null in JSON
+		RevertsInNS: live.Ahead(reverts), NoTimer: e.confirm > 0 && reverts == 0, Confirm: e.suggest("confirm"),
+	}
 	for _, d := range done {
 		if d.Device == "" {
-			continue // of poolsChanged
+			a.Pools = report.PoolChange{Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed}
+			continue
 		}
-		hooks = append(hooks, report.HookChange{
+		a.Hooks = append(a.Hooks, report.HookChange{
 			Device: d.Device, Direction: d.Direction.String(), Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed,
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		})
 	}
-	sort.SliceStable(hooks, func(i, j int) bool { return plain.Natural(hooks[i].Device, hooks[j].Device) < 0 })
-	return hooks
-}
-
-func poolsChanged(done []loader.Applied) (pools report.PoolChange) {
-	for _, d := range done {
-		if d.Device == "" {
-			pools = report.PoolChange{Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed}
-		}
-	}
-	return pools
+	slices.SortStableFunc(a.Hooks, func(x, y report.HookChange) int { return plain.Natural(x.Device, y.Device) })
+	return a
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
-	for _, list := range []*[]string{&a.Absent, &a.Unmatched, &a.Waiting} {
-		*list = append([]string{}, *list...) // not null in JSON
-	}
 	if err := e.print(a, a.Text); err != nil {
 		return err
 	}
@@ -486,13 +473,14 @@ confirm says so and succeeds.`,
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "confirm", func(n *loader.Namespace) error {
 				done, err := n.Confirm()
-				if errors.Is(err, loader.ErrConfirmed) && !e.json {
-					_, err := fmt.Fprintln(e.out, "nothing to confirm: the last change is permanent already")
-					return err
-				} else if err != nil && !errors.Is(err, loader.ErrConfirmed) {
+				a := e.changed(done, 0)
+				if errors.Is(err, loader.ErrConfirmed) {
+					return e.nothing(a, "nothing to confirm: the last change is permanent already")
+				} else if err != nil {
 					return err
 				}
-				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), ConfirmedAgoNS: begunAgo(done)}, false)
+				a.ConfirmedAgoNS = begunAgo(done)
+				return e.applied(a, false)
 			})
 		},
 	}
@@ -530,7 +518,9 @@ rules, 'shapectl serve' frees their state after an hour. Then rollback is refuse
 				} else if len(done) == 0 {
 					return e.degraded("rollback: the last change is undone, but no rule was changed: the devices that it concerned were deleted; to limit devices made since, run %s", e.suggest("apply", "OLDFILE"))
 				}
-				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done), Undone: command}, false)
+				a := e.changed(done, 0)
+				a.UndoneAgoNS, a.Undone = begunAgo(done), command
+				return e.applied(a, false)
 			})
 		},
 	}

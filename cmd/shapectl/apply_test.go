@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -72,6 +71,7 @@ func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 	}
 }
 
+// address gives a device an address that can be used at once.
 func address(device, cidr string) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
@@ -81,6 +81,7 @@ func address(device, cidr string) error {
 	if err != nil {
 		return err
 	}
+	a.Flags = unix.IFA_F_NODAD
 	return netlink.AddrAdd(l, a)
 }
 
@@ -218,26 +219,6 @@ func (r *rig) meters(pairs ...[2]string) {
 		}
 	}
 	testenv.Eventually(r.t, fmt.Sprintf("counters %v", want), func() bool { return stdmaps.Equal(counted(), want) })
-}
-
-// A started command runs as a process.
-type started struct {
-	cmd      *exec.Cmd
-	out, err strings.Builder
-}
-
-func (r *rig) start(args ...string) *started {
-	r.t.Helper()
-	s := &started{cmd: r.command(args...)}
-	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.err
-	testenv.Must(r.t, s.cmd.Start())
-	return s
-}
-
-// result waits until it has ended.
-func (s *started) result() result {
-	s.cmd.Wait() // how it ended says the code
-	return result{s.out.String(), s.err.String(), s.cmd.ProcessState.ExitCode()}
 }
 
 // A policy is refused as a whole where it can not be brought into force on all its devices.

@@ -107,11 +107,8 @@ func (r *rig) far() (*testenv.Netns, [2]string) {
 	testenv.Must(r.t, netlink.LinkSetNsFd(testenv.Link(r.t, "vb"), far.FD()))
 	addressed := func(device, number string) error {
 		for _, family := range []string{"10.0.0." + number + "/24", "fd00::" + number + "/64"} {
-			a, err := netlink.ParseAddr(family)
-			testenv.Must(r.t, err)
-			a.Flags = unix.IFA_F_NODAD
 			testenv.Must(r.t, os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("0"), 0))
-			testenv.Must(r.t, netlink.AddrReplace(testenv.Link(r.t, device), a))
+			testenv.Must(r.t, address(device, family))
 		}
 		return netlink.LinkSetUp(testenv.Link(r.t, device))
 	}

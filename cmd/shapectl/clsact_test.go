@@ -25,6 +25,10 @@ func (r *rig) filterQdisc() string {
 	return kind
 }
 
+func clsactQdisc(l netlink.Link) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0)}}
+}
+
 func ingressQdisc(l netlink.Link) netlink.Qdisc {
 	// With the handle that tc gives it, the kernel does not replace a clsact qdisc by it.
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
@@ -56,19 +60,14 @@ func TestClsactLeavesWithTheLastRule(t *testing.T) {
 // A clsact qdisc that another tool added, or uses, stays.
 func TestClsactOfAnotherToolStays(t *testing.T) {
 	r, va := clsactRig(t)
-	add := func() {
-		testenv.Must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
-		}}))
-	}
-	add()
+	testenv.Must(t, netlink.QdiscAdd(clsactQdisc(va)))
 	r.ok("set", "va", "egress", "any", "--rate", "50mbit")
 	r.ok("set", "va", "ingress", "any", "--rate", "50mbit")
 	r.ok("flush", "va")
 	if kind := r.filterQdisc(); kind != "clsact" {
 		t.Errorf("a clsact qdisc that was there became %q", kind)
 	}
-	testenv.Must(t, netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT}}))
+	testenv.Must(t, netlink.QdiscDel(clsactQdisc(va)))
 	r.ok("set", "va", "egress", "any", "--rate", "50mbit")
 	testenv.Must(t, netlink.FilterAdd(&netlink.U32{FilterAttrs: netlink.FilterAttrs{
 		LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 7, Protocol: 3,

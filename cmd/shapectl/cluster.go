@@ -198,12 +198,9 @@ func viewOf(ctx context.Context, s *cluster.Store, name string) (*report.Cluster
 	if v != nil {
 		return v, nil
 	}
-	if names, err := s.Clusters(ctx); err == nil {
-		if similar := plain.SimilarName(name, names); similar != "" {
-			return nil, missingf("the store at %s has no cluster %s; did you mean %s?", s.Address(), plain.Line(name), plain.Word(similar))
-		}
-	}
-	return nil, missingf("the store at %s has no cluster %s; its hosts may have another store or another --prefix", s.Address(), plain.Line(name))
+	names, _ := s.Clusters(ctx) // none if the store has gone since
+	return nil, missingf("the store at %s has no cluster %s; %s", s.Address(), plain.Line(name),
+		didYouMean(name, names, "its hosts may have another store or another --prefix"))
 }
 
 func fromStore(s *cluster.Store, err error) error {
@@ -224,12 +221,12 @@ func (e *env) forgetMissing(ctx context.Context, s *cluster.Store, name string) 
 		return err
 	}
 	if v.MissingBits == 0 {
-		return e.forgot(nil, "nothing is reserved for missing hosts")
+		return e.nothing([]forgotten{}, "nothing is reserved for missing hosts")
 	}
 	if err := s.Forget(ctx, name, "", "", v.MissingBits); err != nil {
 		return fromStore(s, err)
 	}
-	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.MissingBits}}, "")
+	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.MissingBits}})
 }
 
 func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host string, pool []string) error {
@@ -250,7 +247,7 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 		if known {
 			what = "pool of that host"
 		}
-		return e.forgot(nil, fmt.Sprintf("nothing to forget: cluster %s has no such %s; %s lists all", plain.Line(name), what, e.suggest("cluster status", name)))
+		return e.nothing([]forgotten{}, fmt.Sprintf("nothing to forget: cluster %s has no such %s; %s lists all", plain.Line(name), what, e.suggest("cluster status", name)))
 	}
 	var all []forgotten
 	for _, m := range found {
@@ -261,24 +258,18 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 					plain.Line(host), time.Duration(m.AgeNS), plain.Line(m.Pool))
 			}
 			if all != nil {
-				why = errors.Join(e.forgot(all, ""), why)
+				why = errors.Join(e.forgot(all), why)
 			}
 			return why
 		}
 		all = append(all, forgotten{name, host, m.Pool, m.SafeBits})
 	}
-	return e.forgot(all, "")
+	return e.forgot(all)
 }
 
-// forgot writes the answer. none says that there was nothing to forget.
-func (e *env) forgot(all []forgotten, none string) error {
-	if all == nil {
-		all = []forgotten{}
-	}
+// forgot writes the answer.
+func (e *env) forgot(all []forgotten) error {
 	return e.print(all, func(w io.Writer) error {
-		if len(all) == 0 {
-			fmt.Fprintln(w, none)
-		}
 		for _, f := range all {
 			who := "missing hosts"
 			if f.Host != "" {

@@ -124,7 +124,7 @@ func TestClusterQuota(t *testing.T) {
 	store := testenv.NewRedis(t)
 	set := []string{"set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit", "--then", "1mbit", "--quota"}
 	var r *rig
-	left := func() uint64 { return r.rows("show", "--pools", "up")[0].QuotaLeftBytes }
+	left := func() uint64 { return r.show("--pools", "up")[0].QuotaLeftBytes }
 	for _, host := range []string{"gate-1", "gate-2"} {
 		r = newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL

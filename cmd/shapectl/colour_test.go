@@ -1,47 +1,12 @@
 package main
 
 import (
-	"encoding/json"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// Flags change a rule with colours and keep the rest, unless it has no use any more.
-func TestColoursOver(t *testing.T) {
-	const trtcm = "--rate 10mbit --algorithm trtcm --pir 20mbit --pbs 1000000 --colour-aware --colours CS1=red"
-	for _, test := range []struct{ have, flags, want string }{
-		{trtcm, "--pir 40mbit", "--rate 10mbit --algorithm trtcm --pir 40mbit --pbs 1000000 --colour-aware --colours CS1=red"},
-		{trtcm, "--colour-aware=false", "--rate 10mbit --algorithm trtcm --pir 20mbit --pbs 1000000"},
-		{trtcm, "--algorithm rfc4115 --eir 1mbit", "--rate 10mbit --algorithm rfc4115 --eir 1mbit --colour-aware --colours CS1=red"},
-		{trtcm, "--algorithm gcra", "--rate 10mbit"},
-		{trtcm, "--rate unlimited", "--rate unlimited --algorithm trtcm"},
-		{"--rate 10mbit --excess ecn --share host", "--algorithm srtcm --ebs 1mb", "--rate 10mbit --algorithm srtcm --ebs 1mb"},
-		{"--rate 10mbit --algorithm srtcm --ebs 1000000", "--rate 20mbit", "--rate 20mbit --algorithm srtcm --ebs 1000000"},
-		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--rate 20mbit", "--rate 20mbit --algorithm rfc4115 --eir 1mbit --ebs 100000"},
-		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--eir 2mbit", "--rate 10mbit --algorithm rfc4115 --eir 2mbit --ebs 100000"},
-	} {
-		prefix := netip.MustParsePrefix("10.0.0.0/24")
-		have, err := limitGiven(t, test.have).Rule(prefix)
-		testenv.Must(t, err)
-		want, err := limitGiven(t, test.want).Rule(prefix)
-		testenv.Must(t, err)
-		if got, err := limitGiven(t, test.flags).over(&have, 14); err != nil || got != want {
-			t.Errorf("%s, then %s: %v, %+v, want %+v", test.have, test.flags, err, got, want)
-		}
-	}
-}
-
-// reported is the only rule, as show -j has it.
-func (r *rig) reported(flags ...string) shownRule {
-	r.t.Helper()
-	var rules []shownRule
-	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append([]string{"show", "-j"}, flags...)...)), &rules))
-	return rules[0]
-}
 
 // sendDSCP sends a packet to 10.0.0.7 with a DSCP.
 func (r *rig) sendDSCP(dscp uint8, bytes int) {
@@ -67,7 +32,7 @@ func TestColoursAgreeWithPackets(t *testing.T) {
 		for _, each := range []string{"all", "host"} {
 			rule := meter + " --each " + each
 			r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 " + rule)
-			before := r.reported()
+			before := r.show()[0]
 			for packet := range 11 {
 				dscp := []string{"CS0", "AF12", "AF13"}[packet%3]
 				class, err := policy.ParseDSCP(dscp)
@@ -78,7 +43,7 @@ func TestColoursAgreeWithPackets(t *testing.T) {
 					t.Errorf("%s, packet %d: %+v", rule, packet, a)
 				}
 				r.sendDSCP(class, 1000)
-				after := r.reported()
+				after := r.show()[0]
 				want := map[string]uint64{colour: 1}
 				for other, n := range map[string]uint64{
 					"green": after.GreenPackets - before.GreenPackets, "yellow": after.YellowPackets - before.YellowPackets, "red": after.RedPackets - before.RedPackets,
@@ -95,7 +60,7 @@ func TestColoursAgreeWithPackets(t *testing.T) {
 			if all := before; all.GreenPackets == 0 || all.RedPackets == 0 || (all.YellowPackets == 0) != strings.Contains(meter, "--ebs 0") {
 				t.Errorf("%s: too few colours to test with: %+v", rule, all)
 			}
-			buckets := r.reported("--buckets")
+			buckets := r.show("--buckets")[0]
 			a := r.explain("va", "egress", "10.0.0.7").Hooks[0].Bucket
 			if of := buckets.Buckets; len(of) != 1 || !near(of[0].Bytes, a.LevelBytes) || !near(*of[0].SecondBytes, *a.SecondLevelBytes) {
 				t.Errorf("%s: buckets are %+v, and explain says %d and %d", rule, of, a.LevelBytes, *a.SecondLevelBytes)

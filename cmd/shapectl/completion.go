@@ -154,32 +154,32 @@ func (e *env) labels(andPlans bool) finder {
 		if err := e.pools(nil, typed, suggest); err != nil {
 			return err
 		}
-		return e.eachEntry(filterRules{}, func(entry maps.Entry) bool {
+		return e.eachEntry(target{}, func(entry maps.Entry) bool {
 			return suggest(entry.Label.Name) && (!andPlans || suggest(entry.Label.Plan))
 		})
 	}
 }
 
 func (e *env) pools(_ []string, _ string, suggest func(string) bool) error {
-	return e.eachEntry(filterRules{pools: true}, func(entry maps.Entry) bool { return suggest(entry.Label.Name) })
+	return e.eachEntry(target{kind: kindPool}, func(entry maps.Entry) bool { return suggest(entry.Label.Name) })
 }
 
 func (e *env) plans(_ []string, _ string, suggest func(string) bool) error {
-	return e.eachEntry(filterRules{}, func(entry maps.Entry) bool { return suggest(entry.Label.Plan) })
+	return e.eachEntry(target{}, func(entry maps.Entry) bool { return suggest(entry.Label.Plan) })
 }
 
 // networks suggests those of the rules of a device and a direction.
 func (e *env) networks(given []string, _ string, suggest func(string) bool) error {
 	suggest(policy.Any)
-	d, err := policy.ParseDirection(given[1])
+	want, err := parseTarget("", "", given)
 	if err != nil {
 		return err
 	}
-	return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool { return suggest(policy.CIDR(entry.Prefix)) })
+	return e.eachEntry(want, func(entry maps.Entry) bool { return suggest(policy.CIDR(entry.Prefix)) })
 }
 
-// eachEntry calls f for the rules that a filter lets through, until f returns false.
-func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
+// eachEntry calls f for the rules or pools of a target, until f returns false.
+func (e *env) eachEntry(want target, f func(maps.Entry) bool) error {
 	o, err := e.options()
 	if err != nil {
 		return err
@@ -193,7 +193,7 @@ func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
 	hooks, err := want.hooks(n)
 	defer loader.CloseHooks(hooks)
 	for _, h := range hooks {
-		if h.Set.Store.Size().Rules > mostListed && !want.pools {
+		if h.Set.Store.Size().Rules > mostListed && want.kind != kindPool {
 			continue
 		}
 		for _, entry := range h.Set.Rules() {

@@ -12,8 +12,8 @@ import (
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -46,19 +46,12 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		Args:              args(1, 3),
 		ValidArgsFunction: e.completeNamed(false, func() bool { return kind == kindPool }),
 		RunE: func(_ *cobra.Command, given []string) error {
-			if len(given) < 3 {
-				name, err := parseName("delete", kind, given)
-				if err != nil {
-					return err
-				}
-				return e.deleteNamed(name)
-			}
-			if err := checkRuleKind("delete", kind); err != nil {
+			want, err := parseTarget("delete", kind, given)
+			switch {
+			case err != nil:
 				return err
-			}
-			want, err := parseFilter("delete", given)
-			if err != nil {
-				return err
+			case want.networks == nil:
+				return e.deleteNamed(want)
 			}
 			return e.delete(want)
 		},
@@ -68,8 +61,8 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	return cmd
 }
 
-func (e *env) delete(want filterRules) error {
-	doing := fmt.Sprintf("delete %s on %s %s", want.networks, plain.Line(want.device), want.direction)
+func (e *env) delete(want target) error {
+	doing := fmt.Sprintf("delete %s on %s %s", want.networks, plain.Line(want.name), want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
@@ -80,18 +73,13 @@ func (e *env) delete(want filterRules) error {
 			if slices.ContainsFunc(n.Collected, want.matchesDevice) {
 				return e.deleted([]report.Rule{})
 			}
-			if err := mayBeGone(want.device); err != nil && !want.pattern {
+			if err := mayBeGone(want.name); err != nil && !want.pattern {
 				return err
 			}
 		}
-		var found []namedHook
-		for _, h := range hooks {
-			if entries := want.entries(h.Set); entries != nil {
-				found = append(found, namedHook{h, entries})
-			}
-		}
+		found := want.rules(hooks)
 		if found == nil {
-			return e.nothingToDelete(want)
+			return e.nothing(report.Rules{}, "nothing to delete: "+want.none())
 		}
 		return e.removeWithPools(n, "", nil, found)
 	})
@@ -145,6 +133,16 @@ func toDelete(all ...namedHook) (rules report.Rules, networks func(*loader.Hook)
 	return rules, func(h *loader.Hook) []netip.Prefix { return of[h] }, hooks
 }
 
+// containing is the rule for the narrowest network that contains all of p.
+func containing(s *maps.Set, p netip.Prefix) (next maps.Entry, found bool) {
+	for bits := p.Bits(); bits >= 0 && !found; bits-- {
+		if wider, err := p.Addr().Prefix(bits); err == nil {
+			next, found = s.Find(wider)
+		}
+	}
+	return next, found
+}
+
 // limitedNow says what limits the packets of deleted rules now, a line for each answer. An exemption that nothing follows
 // changes nothing.
 func limitedNow(who string, deleted []namedHook) (says string) {
@@ -156,10 +154,10 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 				continue
 			}
 			answer := "unlimited"
-			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
-				answer = "limited by the rule for " + policy.NetworkText(next[0].Prefix)
-			} else if len(next) > 0 && next[0].Within != "" {
-				answer = "limited only by pool " + plain.Line(string(next[0].Within))
+			if next, found := containing(h.Set, r.Prefix); found && next.Rate != policy.Unlimited {
+				answer = "limited by the rule for " + policy.NetworkText(next.Prefix)
+			} else if found && next.Within != "" {
+				answer = "limited only by pool " + plain.Line(string(next.Within))
 			} else if !r.Limits() {
 				continue
 			}
@@ -179,14 +177,6 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 		says += subject + " " + verb + " " + answer + " now\n"
 	}
 	return says
-}
-
-func (e *env) nothingToDelete(want filterRules) error {
-	if e.json {
-		return e.deleted([]report.Rule{})
-	}
-	_, err := fmt.Fprintln(e.out, "nothing to delete: "+want.none())
-	return err
 }
 
 // deleted prints rules as they were before they were deleted, and of which hooks those
@@ -237,9 +227,9 @@ does, but 'shapectl line DEV off'. Packets queued there, or in the ifb device of
 		ValidArgsFunction: e.complete(devices, directions),
 		RunE: func(_ *cobra.Command, given []string) error {
 			if all {
-				return e.flush(filterRules{}, true)
+				return e.flush(target{}, true)
 			}
-			want, err := parseFilter("flush", given)
+			want, err := parseTarget("flush", "", given)
 			if err != nil {
 				return err
 			}
@@ -252,8 +242,8 @@ does, but 'shapectl line DEV off'. Packets queued there, or in the ifb device of
 }
 
 // flush deletes the rules of devices that pass the filter, or all rules and pools.
-func (e *env) flush(want filterRules, all bool) error {
-	who := ruleName{name: want.device, direction: want.direction}.String()
+func (e *env) flush(want target, all bool) error {
+	who := want.String()
 	doing := "flush " + plain.Line(who)
 	if all {
 		doing = "flush --all"
@@ -261,9 +251,6 @@ func (e *env) flush(want filterRules, all bool) error {
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		var hooks []*loader.Hook
 		var err error
-		if dev, err := netinfo.DeviceByName(want.device); err == nil {
-			want.device = dev.Name // which may be given by an alternative one
-		}
 		if all {
 			hooks, err = n.Hooks()
 		} else {
@@ -282,12 +269,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		case !want.pattern:
 			slices.Reverse(hooks) // ingress first
 		}
-		var found []namedHook
-		for _, h := range hooks {
-			if h.Set != nil {
-				found = append(found, namedHook{h, h.Set.Rules()})
-			}
-		}
+		found := want.rules(hooks)
 		gone, _, _ := toDelete(found...)
 		if e.confirm > 0 && others != nil {
 			return inputf("%s %v has rules that cannot be read, nor come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
@@ -315,29 +297,25 @@ func (e *env) flush(want filterRules, all bool) error {
 				return err
 			}
 		}
-		removed, err := e.removeFQs(want)
+		removed, err := e.removeFQs(func(dev netinfo.Device) (bool, error) { return want.matchesHook(dev.Name, policy.Egress), nil })
 		if err != nil {
 			return err
 		}
 		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected, want.matchesDevice))
 		if !any && !all && !want.pattern && len(hooks) == 0 {
-			if err := mayBeGone(want.device); err != nil {
+			if err := mayBeGone(want.name); err != nil {
 				return err
 			}
 		}
-		elsewhere := false
 		if !any {
-			elsewhere, _ = e.sayElsewhere(n, want)
-		}
-		switch {
-		case elsewhere:
-			return e.nothingDeleted()
-		case !any && !e.json && all:
-			_, err = fmt.Fprintln(e.out, "no rules are left")
-			return err
-		case !any && !e.json:
-			_, err = fmt.Fprintln(e.out, want.none())
-			return err
+			why := want.none()
+			if all {
+				why = "no rules are left"
+			}
+			if elsewhere, _ := e.sayElsewhere(n, want); elsewhere {
+				return errors.Join(e.deleted(report.Rules{}), errDegraded)
+			}
+			return e.nothing(report.Rules{}, why)
 		}
 		if err := e.deleted(gone, others...); err != nil {
 			return err
@@ -348,7 +326,7 @@ func (e *env) flush(want filterRules, all bool) error {
 }
 
 // owns reports whether a pool is of a device of the filter, or of its direction.
-func (want filterRules) owns(p policy.Rule) bool {
+func (want target) owns(p policy.Rule) bool {
 	o := p.Label.Owner
 	return o.Device != "" && want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
@@ -360,9 +338,10 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 	if pools.Set == nil {
 		return nil
 	}
-	emptied := map[string]bool{}
+	emptied, gone := map[string]bool{}, map[string]int{}
 	for _, h := range deleted {
 		for _, r := range h.rules {
+			gone[string(r.Within)]++
 			p, _ := pools.Set.Find(policy.PoolKey(string(r.Within)))
 			if o := p.Label.Owner; o.Device != "" && (o.Host == "" || own != nil) {
 				emptied[p.Label.Name] = true
@@ -373,11 +352,11 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 		return nil
 	}
 	its := namedHook{Hook: pools}
-	tree := poolTree(n, deleted...)
+	tree := poolTree(n)
 	var goes func(*policy.Node) bool
 	goes = func(node *policy.Node) bool {
 		mine := own != nil && own(*node.Pool)
-		if len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" && !mine {
+		if len(node.Rules) > gone[node.Pool.Label.Name] || node.Pool.Label.Owner.Device == "" && !mine {
 			return false
 		}
 		lost := mine || emptied[node.Pool.Label.Name]
@@ -421,38 +400,12 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 // used reports whether there is a rule in a pool, or in one within it.
 func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(n.Below, used) }
 
-// removeFQs removes the fqs of --setup-fq from a filter's devices, and reports whether there were any.
-func (e *env) removeFQs(want filterRules) (any bool, err error) {
-	if want.direction != nil && *want.direction != policy.Egress {
-		return false, nil
-	}
-	indexes, err := fq.Devices()
-	for _, index := range indexes {
-		dev, here, lookup := netinfo.DeviceByIndex(index)
-		if lookup == nil && here && want.matchesDevice(dev.Name) {
-			removed, failed := e.removeFQ(dev)
-			any, err = any || removed, errors.Join(err, failed)
-		}
-	}
-	return any, err
-}
-
 // sayElsewhere says which devices of a filter have limits that this command cannot see. It reports whether any have, and whether
 // these may be those of other namespaces.
-func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) (any, others bool) {
+func (e *env) sayElsewhere(n *loader.Namespace, want target) (any, others bool) {
 	found, others := loader.Elsewhere(n, want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
 	return found != nil, others
-}
-
-// nothingDeleted answers that limits are left.
-func (e *env) nothingDeleted() error {
-	if e.json {
-		if err := e.deleted([]report.Rule{}); err != nil {
-			return err
-		}
-	}
-	return errDegraded
 }

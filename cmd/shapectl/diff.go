@@ -42,7 +42,7 @@ func (e *env) diff(name string, summary bool) error {
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}
-	e.warn(f)
+	e.warnOf(f.Warnings())
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
 		want, err := goalOf(n, f)
 		if err != nil {
@@ -94,13 +94,13 @@ A policy file cannot name a device whose name is not UTF-8. export leaves such a
 
 func (e *env) export() error {
 	if e.json {
-		s, err := e.readRules(&filterRules{command: "export"}, reads{})
+		s, err := e.readRules(&target{command: "export"}, reads{})
 		if s == nil {
 			return err
 		}
 		rules := report.Rules{}
 		for _, it := range s.found {
-			rules = append(rules, e.rule(s, it, filterRules{}, true))
+			rules = append(rules, e.rule(s, it, target{}, true))
 		}
 		return errors.Join(report.JSON(e.out, rules), err)
 	}

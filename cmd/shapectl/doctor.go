@@ -71,15 +71,11 @@ func (e *env) doctor(name string, verbose bool) error {
 
 // servedFindings are those that only a serve knows: what the policy that it follows lacks while none is in force.
 func servedFindings(name string) (findings report.Findings) {
-	namespace, err := netns.ID("")
-	if err != nil {
-		return nil
-	}
 	path := "/api/v1/doctor"
 	if name != "" {
 		path += "?" + url.Values{"device": {name}}.Encode()
 	}
-	_, text, _ := askServe(path, http.Header{netnsHeader: {namespace}}, nil)
+	_, text, _ := askServe(path, http.Header{}, nil)
 	if json.Unmarshal(text, &findings) != nil { // there is no serve, or it refuses
 		return nil
 	}

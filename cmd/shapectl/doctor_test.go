@@ -11,45 +11,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-func TestVerdict(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		findings []report.Finding
-		want     int
-	}{
-		{"none", nil, exitDone},
-		{"notes", []report.Finding{{Status: report.OK}, {Status: report.Note, Device: "eth0"}}, exitDone},
-		{"a warning", []report.Finding{{Status: report.OK}, {Status: report.Warning, Device: "eth0"}}, exitDegraded},
-		{"not in force", []report.Finding{{Status: report.Failed, Device: "eth0"}}, exitDegraded},
-		{"missing", []report.Finding{{Status: report.Failed, Check: "permissions"}}, exitMissing},
-		{"missing and not in force", []report.Finding{{Status: report.Failed, Device: "eth0"}, {Status: report.Failed}}, exitMissing},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := exitDone
-			switch err := verdict(test.findings); err {
-			case nil:
-			case errDegraded:
-				got = exitDegraded
-			default:
-				got = exitCode(err)
-			}
-			if got != test.want {
-				t.Errorf("exit code %d, want %d", got, test.want)
-			}
-		})
-	}
-}
 
 // bridged makes va a port of a bridge br.
 func (r *rig) bridged() {
@@ -89,11 +58,12 @@ func (r *rig) doctorFinds(code int, want ...string) {
 	}
 }
 
-func foreignProgram(t *testing.T) *ebpf.Program {
+// foreignProgram passes packets on.
+func foreignProgram(t *testing.T, name string) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		Name: name, Type: ebpf.SchedCLS, License: "MIT",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1 /* TCX_NEXT */), asm.Return()},
 	})
 	testenv.Must(t, err)
 	t.Cleanup(func() { p.Close() })
@@ -103,12 +73,10 @@ func foreignProgram(t *testing.T) *ebpf.Program {
 func TestDoctorOnChain(t *testing.T) {
 	r := newRig(t)
 	r.bridged()
-	va, foreign := testenv.Link(t, "va"), foreignProgram(t)
+	va, foreign := testenv.Link(t, "va"), foreignProgram(t, "foreign")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
 
-	testenv.Must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
-	}}))
+	testenv.Must(t, netlink.QdiscAdd(clsactQdisc(va)))
 	testenv.Must(t, netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
@@ -117,11 +85,7 @@ func TestDoctorOnChain(t *testing.T) {
 	}))
 	r.doctorFinds(exitDone, "note va egress chain\n")
 
-	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: va.Attrs().Index, Program: foreign, Attach: ebpf.AttachTCXEgress, Anchor: link.Head(),
-	})
-	testenv.Must(t, err)
-	defer l.Close()
+	r.attachFirst("foreign")
 	r.doctorFinds(exitDegraded, "warning va egress chain\n", "note va egress chain\n")
 	if text := r.run("doctor", "-j").out; !strings.Contains(text, "program foreign (tcx, ") || !strings.Contains(text, "program their_filter (clsact, ") {
 		t.Errorf("the programs are not named in\n%s", text)

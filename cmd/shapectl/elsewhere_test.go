@@ -25,6 +25,9 @@ func TestElsewhere(t *testing.T) {
 				t.Errorf("%s: it prints %q", line, got.out)
 			}
 		}
+		if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(bare(got.out), "failed va egress") {
+			t.Errorf("doctor: exit %d: %s%s", got.code, got.out, got.err)
+		}
 		if out := r.ok("explain", "va", "egress", "10.0.0.7"); !strings.Contains(strings.Join(strings.Fields(out), " "), "va egress: not known: "+says) {
 			t.Errorf("explain: %s", out)
 		}

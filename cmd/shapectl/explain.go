@@ -106,11 +106,11 @@ func parseQuestion(q *explain.Question, given []string) (err error) {
 			return nil
 		}
 	}
-	where, err := parseFilter("explain", given[:last])
+	where, err := parseTarget("explain", "", given[:last])
 	if err != nil {
 		return err
 	}
-	q.Device, q.Direction = where.device, where.direction
+	q.Device, q.Direction = where.name, where.direction
 	if mark, _ := policy.ParsePrefix(given[last]); policy.IsMark(mark) {
 		q.Name, q.Network = policy.CIDR(mark), mark
 		return nil
@@ -205,7 +205,7 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	s, err := e.readRules(&filterRules{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
+	s, err := e.readRules(&target{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
 	if s == nil {
 		return err
 	}
@@ -231,18 +231,11 @@ const mostExplained = 100
 
 // questions are those about the networks of the rules with a name or, if none has it, the pools with it.
 func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []explain.Question, pools []string, err error) {
-	rule, where := "rule or pool", []string{}
-	if q.Device != "" {
-		rule = "rule there"
-	} else if q.Direction != nil {
-		rule, where = q.Direction.String()+" rule", []string{q.Direction.String()}
-	}
-	suggest := func(verb, name string, more ...string) string {
-		return e.suggest(verb, slices.Concat([]string{name}, where, more)...)
-	}
+	of := target{name: q.Name, direction: q.Direction}
 	if q.Device == "" {
 		pools = poolsNamed(n, q)
-		there, err := (filterRules{device: q.Name}).isDevice(n)
+		device := of
+		there, err := device.isThere(n)
 		switch {
 		case there && q.Flow != nil && q.Direction != nil:
 			if q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst; *q.Direction == policy.Ingress {
@@ -252,7 +245,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		case err != nil || there && pools != nil:
 			return nil, pools, err
 		case there:
-			device := filterRules{device: q.Name, direction: q.Direction}
 			hooks, err := device.hooks(n)
 			defer loader.CloseHooks(hooks)
 			if hooks == nil && err == nil {
@@ -261,10 +253,10 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 			if questions, _, _ = explain.Named(hooks, q); questions != nil {
 				return questions, nil, err
 			}
-			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
+			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", e.suggest("explain", append(of.words(), "10.0.0.7")...), e.suggest("show", of.words()...))
 		}
 	}
-	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
+	hooks, err := target{name: q.Device, direction: q.Direction}.hooks(n)
 	defer loader.CloseHooks(hooks)
 	questions, own, names := explain.Named(hooks, q)
 	switch {
@@ -281,18 +273,19 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	case policy.FindName(q.Name, slices.Values(names)) != "":
 		return nil, nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", q.Flow.Src, q.Flow.Dst, e.suggest("show", q.Name))
 	}
+	what := of.what()
 	if q.Device != "" {
+		what, of.direction = "rule there", nil
 		if _, err := device(q.Device); err != nil && hooks == nil {
 			return nil, nil, err
 		}
-	}
-	if q.Device == "" && q.Direction == nil {
+	} else if q.Direction == nil {
 		names = append(names, poolNames(n)...)
 	}
-	if similar := plain.SimilarName(q.Name, names); similar != "" {
-		return nil, nil, missingf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
+	if of.name = plain.SimilarName(q.Name, names); of.name != "" {
+		return nil, nil, missingf("no %s has that name; did you mean %s?", what, e.suggest("explain", of.words()...))
 	}
-	return nil, nil, missingf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
+	return nil, nil, missingf("it is not an address, and no %s has that name; %s lists the names", what, e.suggest("show"))
 }
 
 // inForce reports whether all rules for the packets are in force.

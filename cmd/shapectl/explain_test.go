@@ -92,9 +92,7 @@ func slow(rule policy.Rule) policy.Rule {
 // address gives va an address, and with it a route.
 func (r *rig) address(cidr string) {
 	r.t.Helper()
-	a, err := netlink.ParseAddr(cidr)
-	testenv.Must(r.t, err)
-	testenv.Must(r.t, netlink.AddrAdd(testenv.Link(r.t, "va"), a))
+	testenv.Must(r.t, address("va", cidr))
 }
 
 // router gives va the network 10.0.0.0/24, and makes a device wan, by which all others leave.
@@ -102,9 +100,7 @@ func (r *rig) router() {
 	r.t.Helper()
 	r.address("10.0.0.1/24")
 	testenv.Veth(r.t, "wan", "isp")
-	a, err := netlink.ParseAddr("198.51.100.2/24")
-	testenv.Must(r.t, err)
-	testenv.Must(r.t, netlink.AddrAdd(testenv.Link(r.t, "wan"), a))
+	testenv.Must(r.t, address("wan", "198.51.100.2/24"))
 	testenv.Must(r.t, netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(198, 51, 100, 1)}))
 }
 
@@ -113,13 +109,8 @@ func (r *rig) attachFirst(name string) { r.attach(name, ebpf.AttachTCXEgress, li
 
 func (r *rig) attach(name string, to ebpf.AttachType, where link.Anchor) {
 	r.t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: name, Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1 /* TCX_NEXT */), asm.Return()},
-	})
-	testenv.Must(r.t, err)
-	r.t.Cleanup(func() { p.Close() })
 	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: testenv.Link(r.t, "va").Attrs().Index, Program: p, Attach: to, Anchor: where,
+		Interface: testenv.Link(r.t, "va").Attrs().Index, Program: foreignProgram(r.t, name), Attach: to, Anchor: where,
 	})
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { l.Close() })
@@ -338,14 +329,10 @@ func TestExplainStacked(t *testing.T) {
 	for _, port := range []string{"va", "vc"} {
 		testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, port), testenv.Link(t, "br")))
 	}
-	a, err := netlink.ParseAddr("10.0.0.1/24")
-	testenv.Must(t, err)
-	testenv.Must(t, netlink.AddrAdd(testenv.Link(t, "br"), a))
+	testenv.Must(t, address("br", "10.0.0.1/24"))
 	attrs.Name = "tun"
 	testenv.AddLink(t, &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 5, Group: net.IPv4(10, 0, 0, 9), Port: 4789})
-	a, err = netlink.ParseAddr("192.0.2.1/24")
-	testenv.Must(t, err)
-	testenv.Must(t, netlink.AddrAdd(testenv.Link(t, "tun"), a))
+	testenv.Must(t, address("tun", "192.0.2.1/24"))
 	for _, device := range []string{"br", "va", "vc"} {
 		r.setRules(device+" egress 10.0.0.0/24 --rate 1mbit", device+" ingress 10.0.0.0/24 --rate 1mbit")
 	}

@@ -129,9 +129,7 @@ func TestHostileDevices(t *testing.T) {
 				t.Errorf("sh makes %q of %s, which is for %q: %v", out, suggested[1], name, err)
 			}
 		}
-		testenv.Must(t, netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: device.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
-		}}))
+		testenv.Must(t, netlink.QdiscDel(clsactQdisc(device)))
 		suggests(`or ('?shapectl flush .*? egress'?)`, `shapectl() { shift; [ "$1" = -- ] && shift; printf '%s' "$1"; }; `)
 		must(exitDone, dashed("flush", name)...)
 		testenv.Must(t, netlink.LinkDel(device))

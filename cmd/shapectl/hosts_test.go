@@ -33,7 +33,7 @@ func newHome(r *rig) *home {
 	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "vb"), other.FD()))
 	h.enable("va")
 	for _, a := range []string{"192.168.1.1/24", "2001:db8::1/64"} {
-		h.address("va", a)
+		testenv.Must(t, address("va", a))
 	}
 	testenv.Must(t, other.Do(func() error {
 		mac, err := net.ParseMAC(tabletMAC)
@@ -61,30 +61,10 @@ func (h *home) enable(device string) {
 	}
 }
 
-func (h *home) address(device, cidr string) {
-	link, err := netlink.LinkByName(device)
-	if err != nil {
-		h.t.Error(err)
-		return
-	}
-	address, err := netlink.ParseAddr(cidr)
-	if err != nil {
-		h.t.Error(err)
-		return
-	}
-	address.Flags = 0x2 // IFA_F_NODAD, so that it can be used at once
-	if err := netlink.AddrAdd(link, address); err != nil {
-		h.t.Error(err)
-	}
-}
-
 // gets gives the tablet an address, and lets the router talk to it.
 func (h *home) gets(cidr string) {
 	h.t.Helper()
-	testenv.Must(h.t, h.tablet.Do(func() error {
-		h.address("vb", cidr)
-		return nil
-	}))
+	testenv.Must(h.t, h.tablet.Do(func() error { return address("vb", cidr) }))
 	ip, _, _ := strings.Cut(cidr, "/")
 	h.talk(ip, 1)
 	index := testenv.Link(h.t, "va").Attrs().Index
@@ -130,7 +110,7 @@ func (h *home) talk(to string, packets int) {
 func (h *home) rules() string {
 	h.t.Helper()
 	var all []string
-	for _, row := range h.rows("show") {
+	for _, row := range h.show() {
 		says := names([]shownRule{row})
 		if row.Kind != report.KindPool {
 			says += fmt.Sprintf(" of %s in %s", row.Name, cmp.Or(row.Within, "none"))
@@ -159,8 +139,8 @@ func TestWatchHostWithManyAddresses(t *testing.T) {
 		}))
 	}
 	w.says("va egress: tablet (3c:22:fb:12:34:56) has ")
-	testenv.Eventually(t, "as many rules as there may be", func() bool { return len(h.rows("show")) == policyfile.MaxAddresses+1 })
-	if len(h.rows("show", "va", "egress", "192.168.1.7")) == 0 {
+	testenv.Eventually(t, "as many rules as there may be", func() bool { return len(h.show()) == policyfile.MaxAddresses+1 })
+	if len(h.show("va", "egress", "192.168.1.7")) == 0 {
 		t.Error("the address that had a rule has none")
 	}
 	h.forgets("va", "192.168.1.7")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,13 +49,9 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 	}
 	events.says("tap9 egress: 1 of 1 rules of the policy in force are missing")
 	s := r.serve(file + "-not") // which sets no rules
-	answer, err := s.client().Get("http://localhost/metrics")
-	testenv.Must(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	testenv.Must(t, err)
+	text := s.metrics()
 	for _, want := range []string{"\nshapectl_devices_without_rules 1\n", `shapectl_missing_rules{device="tap9",direction="egress"} 1`} {
-		if !strings.Contains(string(text), want) {
+		if !strings.Contains(text, want) {
 			t.Errorf("the metrics have no %q", want)
 		}
 	}

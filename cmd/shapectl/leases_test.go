@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,12 +102,8 @@ func TestLeasesAreShown(t *testing.T) {
 	metric := func(name, value string) {
 		t.Helper()
 		s := r.serve("--history", "none")
-		answer, err := s.client().Get("http://localhost/metrics")
-		testenv.Must(t, err)
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		testenv.Must(t, err)
-		if want := "\nshapectl_pool_" + name + "{pool=\"up\"} " + value + "\n"; !strings.Contains(string(text), want) || strings.Contains(string(text), name+"{pool=\"alone\"}") {
+		text := s.metrics()
+		if want := "\nshapectl_pool_" + name + "{pool=\"up\"} " + value + "\n"; !strings.Contains(text, want) || strings.Contains(text, name+"{pool=\"alone\"}") {
 			t.Errorf("metrics have no %q", want)
 		}
 		s.ends(syscall.SIGTERM)

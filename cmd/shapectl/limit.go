@@ -5,6 +5,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -83,6 +86,41 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 		}
 	}
 	return rule, err
+}
+
+// table is what becomes of rules for networks on a hook, which is nil if a direction of a device has no rules yet. If onlyThere, it
+// makes no new rules. With an error, it has the rules before the one that is wrong.
+func (l *limitFlags) table(dev netinfo.Device, d policy.Direction, h *loader.Hook, of networks, onlyThere bool) (policy.Table, error) {
+	t := policy.Table{Device: dev.Name, Direction: d, Match: d.FarSide()}
+	switch {
+	case l.matched:
+		t.Match = l.match
+	case h != nil && h.Set.Any(maps.InForce):
+		t.Match = h.Match() // of all rules of the direction
+	}
+	for _, p := range of {
+		var have maps.Entry
+		found := false
+		if h != nil {
+			have, found = h.Set.Find(p)
+		}
+		var rule policy.Rule
+		var err error
+		switch {
+		case found:
+			rule, err = l.over(&have.Rule, dev.L2Bytes)
+		case onlyThere:
+			continue
+		default:
+			rule, err = l.Rule(p)
+			rule = rule.On(dev.L2Bytes)
+		}
+		if err != nil {
+			return t, err
+		}
+		t.Rules = append(t.Rules, rule)
+	}
+	return t, nil
 }
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/line"
-	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -340,10 +339,8 @@ func (e *env) lineApplied(n *loader.Namespace, device string, done []loader.Appl
 		}
 		degraded = errors.Join(degraded, e.queued(n, d.Device, d.Hook))
 	}
-	return &report.Applied{
-		Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: []string{}, Unmatched: []string{}, Waiting: []string{},
-		RevertsInNS: live.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Confirm: e.suggest("confirm"),
-	}, degraded, nil
+	a := e.changed(done, pending)
+	return &a, degraded, nil
 }
 
 // warnOfLine writes what doctor finds on the device of a line.
@@ -409,36 +406,21 @@ func (e *env) noLine(n *loader.Namespace, name string) error {
 	if err != nil {
 		return err
 	}
-	if e.json {
-		return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
-	}
-	_, err = fmt.Fprintf(e.out, "nothing to remove: there is no line on %s\n", plain.Line(name))
-	return err
+	return e.nothing(e.changed(nil, 0), "nothing to remove: there is no line on "+plain.Line(name))
 }
 
 // removeIdleFQs removes the fqs of --setup-fq from devices on which nothing is queued any more.
 func (e *env) removeIdleFQs(n *loader.Namespace, names ...string) error {
-	for _, name := range names {
-		dev, err := netinfo.DeviceByName(name)
-		if errors.Is(err, netinfo.ErrNoDevice) {
-			continue
+	_, err := e.removeFQs(func(dev netinfo.Device) (bool, error) {
+		if !slices.Contains(names, dev.Name) {
+			return false, nil
 		}
-		if err != nil {
-			return err
+		h, err := n.Find(dev.Name, policy.Egress)
+		if h == nil || err != nil {
+			return err == nil, err
 		}
-		s, err := fq.Look(dev.Index)
-		if err == nil && s.Ours() {
-			var h *loader.Hook
-			if h, err = n.Find(name, policy.Egress); err == nil && (h == nil || !h.Set.Any(maps.Delays)) {
-				_, err = e.removeFQ(dev)
-			}
-			if h != nil {
-				h.Close()
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		defer h.Close()
+		return !h.Set.Any(maps.Delays), nil
+	})
+	return err
 }

@@ -22,7 +22,7 @@ func TestLineSetsUpFQ(t *testing.T) {
 	r := newRig(t)
 	before := r.qdiscs()
 	old := fq.CheckIfb() != nil
-	got := r.run(words(queuedLine)...)
+	got := r.run(fields(queuedLine)...)
 	if got.code != exitDone || !strings.Contains(got.err, "va: its qdisc is now fq instead of noqueue; 'shapectl line va off' brings the default back\n") {
 		t.Errorf("exit %d, %s", got.code, got.err)
 	}
@@ -30,7 +30,7 @@ func TestLineSetsUpFQ(t *testing.T) {
 		t.Errorf("it says that downloads cannot be queued: %v; %s", says, got.err)
 	}
 	for direction, queues := range map[string]bool{"egress": true, "ingress": !old} {
-		if pool := r.rows("show", "--pools", "va "+direction)[0]; (pool.Excess == "delay") != queues {
+		if pool := r.show("--pools", "va "+direction)[0]; (pool.Excess == "delay") != queues {
 			t.Errorf("%s: excess %s", direction, pool.Excess)
 		}
 	}
@@ -39,16 +39,16 @@ func TestLineSetsUpFQ(t *testing.T) {
 	}
 	r.finds("ok", "va egress queue", "delays packets")
 	with := r.qdiscs()
-	if got := r.run(words(queuedLine)...); got.code != exitDone || !strings.HasSuffix(got.out, "\nnothing to change\n") {
+	if got := r.run(fields(queuedLine)...); got.code != exitDone || !strings.HasSuffix(got.out, "\nnothing to change\n") {
 		t.Errorf("once more: exit %d, %s%s", got.code, got.out, got.err)
 	}
-	if got := r.run(words("line va --down 60mbit --up 20mbit")...); got.code != exitDone || !strings.HasSuffix(got.out, "\n2 pools changed\n") {
+	if got := r.run(fields("line va --down 60mbit --up 20mbit")...); got.code != exitDone || !strings.HasSuffix(got.out, "\n2 pools changed\n") {
 		t.Errorf("with other rates: exit %d, %s%s", got.code, got.out, got.err)
 	}
 	if now := r.qdiscs(); now != with {
 		t.Errorf("with other rates, the qdiscs were\n%sand are\n%s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("line va off")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", fields("line va off")...)
 	if after := r.qdiscs(); after != before {
 		t.Errorf("qdiscs were\n%sand are\n%s", before, after)
 	}
@@ -64,25 +64,25 @@ func TestLineOffBesideOthers(t *testing.T) {
 	}
 	r := newRig(t)
 	before := r.qdiscs()
-	r.run(words(queuedLine)...)
+	r.run(fields(queuedLine)...)
 	with := r.qdiscs()
 	const own = "10.9.0.0/24 --rate 10mbit --excess delay"
-	r.ok(words("set va egress " + own)...)
-	r.ok(words("set va ingress " + own)...)
-	r.ok(words("line va off")...)
+	r.ok(fields("set va egress " + own)...)
+	r.ok(fields("set va ingress " + own)...)
+	r.ok(fields("line va off")...)
 	if now := r.qdiscs(); now != with || len(r.ifbs()) != 1 {
 		t.Errorf("others need fq: qdiscs were\n%sand are\n%s", with, now)
 	}
 	if rules := r.show(); len(rules) != 2 || !rules[0].Attached || !rules[1].Attached {
 		t.Errorf("rules are %+v", rules)
 	}
-	r.run(words(queuedLine)...)
+	r.run(fields(queuedLine)...)
 	for _, rule := range []string{"va egress", "va ingress"} {
-		if got := r.run(words("set " + rule + " 10.9.0.0/24 --excess drop")...); got.code != exitDone {
+		if got := r.run(fields("set " + rule + " 10.9.0.0/24 --excess drop")...); got.code != exitDone {
 			t.Fatalf("exit %d, %s", got.code, got.err)
 		}
 	}
-	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("line va off")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", fields("line va off")...)
 	if after := r.qdiscs(); after != before || r.ifbs() != nil {
 		t.Errorf("qdiscs were\n%sand are\n%s", before, after)
 	}
@@ -95,11 +95,11 @@ func TestLineOffBesideOthers(t *testing.T) {
 func TestLineLeavesOtherDevices(t *testing.T) {
 	r := newRig(t)
 	testenv.Veth(t, "xa", "xb")
-	r.run(words("set xa egress 10.0.0.0/24 --rate 10mbit --excess delay --setup-fq")...)
+	r.run(fields("set xa egress 10.0.0.0/24 --rate 10mbit --excess delay --setup-fq")...)
 	r.sh("tc qdisc replace dev xa root pfifo limit 7")
 	before := r.sh("tc qdisc show dev xa")
 	for _, line := range []string{queuedLine, queuedLine + " --no-queue", "line va off"} {
-		if got := r.run(words(line)...); got.code != exitDone {
+		if got := r.run(fields(line)...); got.code != exitDone {
 			t.Errorf("%s: exit %d, %s", line, got.code, got.err)
 		}
 		if now := r.sh("tc qdisc show dev xa"); now != before {
@@ -118,7 +118,7 @@ func TestLineQueues(t *testing.T) {
 	}
 	r := newRig(t)
 	r.addressed()
-	r.run(words("line va --down 200kbit --up 200kbit")...) // slower than any machine sends
+	r.run(fields("line va --down 200kbit --up 200kbit")...) // slower than any machine sends
 	if n := r.entered(8); n != 8 {
 		t.Errorf("%d of 8 packets came through", n)
 	}

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"net"
 	"os"
-	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/shapectl/shapectl/internal/line"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -111,21 +108,6 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// A line is found whatever notes a person gives to its pools.
-func TestNoteOfLine(t *testing.T) {
-	r := newRig(t)
-	r.in(homeLine)
-	r.ok("set", "va egress", "--note", "main")
-	r.ok("set", "va egress", "--note", "main line")
-	if got := r.ok("export"); !strings.Contains(got, `line: va, note: main line}`) {
-		t.Error(got)
-	}
-	r.in("line va off")
-	if got := r.show(); len(got) != 0 {
-		t.Errorf("left: %+v", got)
-	}
-}
-
 // What --dry-run prints is the policy that is in force without it. It changes nothing.
 func TestLineDryRun(t *testing.T) {
 	r := newRig(t)
@@ -162,27 +144,6 @@ func TestLineDryRun(t *testing.T) {
 	}
 }
 
-func TestLineConfirm(t *testing.T) {
-	r := newRig(t)
-	r.ok(fields(homeLine)...)
-	before := r.ok("export")
-	if got := r.ok(fields("line va --down 100mbit --up 10mbit --no-queue --confirm 60s")...); !strings.Contains(got, "not confirmed: reverts in ") {
-		t.Errorf("it says %s", got)
-	}
-	for _, line := range []string{homeLine, "line va off"} {
-		r.refused(exitInput, "the last change is not confirmed yet", fields(line)...)
-	}
-	if got := r.ok("rollback"); !strings.Contains(got, ", by 'line va --down 100mbit --up 10mbit --no-queue --confirm 60s'\n") {
-		t.Errorf("rollback says %s", got)
-	}
-	if after := r.ok("export"); after != before {
-		t.Errorf("before there was\n%sand after\n%s", before, after)
-	}
-	if got := r.ok(fields(homeLine + " --confirm 60s")...); !strings.HasSuffix(got, "nothing reverts\n") {
-		t.Errorf("without a change, it says %s", got)
-	}
-}
-
 func TestLineJSON(t *testing.T) {
 	r := newRig(t)
 	var l report.Line
@@ -206,82 +167,12 @@ func TestLineJSON(t *testing.T) {
 	}
 }
 
-// What cannot be is refused, and nothing is changed.
-func TestLineRefused(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		before string // commands
-		line   string
-		says   string
-	}{
-		"no rates":             {"", "line va", "the rates are missing; give those of a speed test"},
-		"no device":            {"", "line vx --up 1mbit", "there is no device vx"},
-		"no device to free":    {"", "line vx off", "there is no device vx"},
-		"a rate as a word":     {"", "line va 50mbit --up 1mbit", `"50mbit" is unknown; write off`},
-		"off with a flag":      {"", "line va off --up 1mbit", "off takes no --up"},
-		"unlimited":            {"", "line va --up unlimited", "leave the flag out for a direction without a limit"},
-		"no unit":              {"", "line va --up 1mb", "ambiguous"},
-		"a link of cells":      {"", "line va --up 1mbit --link atm", "counts ATM cells, which is not supported"},
-		"a link by its line":   {"", "line va --up 1mbit --link cable", "did you mean docsis?"},
-		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use one of host, flow"},
-		"a rate twice":         {"", "line va --up 1mbit --up 2mbit", "it was given already"},
-		"min without adapt":    {"", "line va --up 1mbit --min 100kbit", "give --adapt, too"},
-		"reflector, no adapt":  {"", "line va --up 1mbit --reflector 9.9.9.9", "give --adapt, too"},
-		"a name as reflector":  {"", "line va --up 1mbit --adapt --reflector dns.example", "is not an IP address"},
-		"min above the rate":   {"", "line va --up 1mbit --adapt --min 1mbit", "--min 1mbit is above 950kbit, which is what a line of 1mbit gets"},
-		"dry run with confirm": {"", "line va --up 1mbit --dry-run --confirm 9s", "leave one of them out"},
-		"a rule for all":       {"set va egress any --rate 1mbit", homeLine, "va egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl delete va egress 0.0.0.0/0'; nothing was changed"},
-		"the same, dry run":    {"set va egress any --rate 1mbit", homeLine + " --dry-run", "va egress has a rule for 0.0.0.0/0 that this line did not make"},
-		"such a pool":          {"set va\u00a0egress --new --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
-		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
-		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
-		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared by connections, and now would be by hosts with addresses of their own"},
-		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `delete them first, or move them with --within none: va egress 10.0.0.1/32: within "va egress": there is no such pool`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			nbsp := func(line string) []string {
-				words := fields(strings.ReplaceAll(line, "\u00a0", "\\"))
-				for i := range words {
-					words[i] = strings.ReplaceAll(words[i], "\\", " ")
-				}
-				return words
-			}
-			for _, line := range strings.Split(c.before, ";") {
-				if line != "" {
-					r.ok(nbsp(line)...)
-				}
-			}
-			before := r.ok("export")
-			r.refused(exitInput, c.says, nbsp(c.line)...)
-			if after := r.ok("export"); after != before {
-				t.Errorf("before there was\n%sand after\n%s", before, after)
-			}
-		})
-	}
-	r := newRig(t)
-	if fq.Check() != nil {
-		for _, line := range []string{"line va --up 1mbit", "line va --up 1mbit --dry-run"} {
-			r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
-				fields(line)...)
-		}
-		if pins := r.pins(); len(pins) != 0 {
-			t.Errorf("left behind: %v", pins)
-		}
-	}
-}
-
 // Hosts have equal parts where they have their own addresses on the line.
 func TestLineFair(t *testing.T) {
 	r := newRig(t)
 	testenv.Veth(t, "lan", "host")
 	forward := func(value string) {
 		testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte(value), 0))
-	}
-	address := func(device, a string) {
-		addr, err := netlink.ParseAddr(a)
-		testenv.Must(t, err)
-		testenv.Must(t, netlink.AddrAdd(testenv.Link(t, device), addr))
 	}
 	is := func(flags, share, warns string) {
 		t.Helper()
@@ -296,8 +187,8 @@ func TestLineFair(t *testing.T) {
 			t.Errorf("%s: it warns %q, want %q", flags, got.err, warns)
 		}
 	}
-	address("va", "203.0.113.5/24")
-	address("lan", "192.168.1.1/24")
+	testenv.Must(t, address("va", "203.0.113.5/24"))
+	testenv.Must(t, address("lan", "192.168.1.1/24"))
 	forward("0")
 	is("", "flow", "")
 	is(" --fair host", "host", "")
@@ -305,10 +196,7 @@ func TestLineFair(t *testing.T) {
 	is("", "host", "")
 	hide := func(family string) {
 		t.Helper()
-		chain := strings.ReplaceAll("add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }", " ip ", " "+family+" ")
-		if out, err := exec.Command("nft", chain).CombinedOutput(); err != nil {
-			t.Fatalf("nft: %v: %s", err, out)
-		}
+		r.sh("nft 'table " + family + " t { chain c { type nat hook postrouting priority srcnat; }; }'")
 	}
 	hide("ip6")
 	is("", "host", "")
@@ -318,7 +206,7 @@ func TestLineFair(t *testing.T) {
 	is(" --fair host", "host behind NAT", "")
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "lan")))
 	testenv.Veth(t, "lan", "host")
-	address("lan", "198.51.100.1/24")
+	testenv.Must(t, address("lan", "198.51.100.1/24"))
 	is("", "host", "")
 
 	r.in(homeLine)
@@ -338,66 +226,6 @@ func TestLineFair(t *testing.T) {
 	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "lan").Attrs().Index, Gw: net.IPv4(198, 51, 100, 2)}))
 	if got := r.run(fields(homeLine + " --fair flow --dry-run")...); !strings.Contains(got.err, "va: the default route leaves by lan; if that is the line, give its name instead") {
 		t.Errorf("it warns %q", got.err)
-	}
-}
-
-// Where packets that enter cannot be queued, downloads are marked or dropped.
-func TestLineWithoutLinkHeader(t *testing.T) {
-	r := newRig(t)
-	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "ppp0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
-	got := r.run(fields("line ppp0 --down 50mbit --dry-run")...)
-	if !strings.Contains(got.err, "ppp0 ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: ppp0 has no Ethernet header") {
-		t.Errorf("it warns %q", got.err)
-	}
-	if strings.Contains(got.out, "excess: delay") || strings.Contains(got.out, "--setup-fq") || !strings.Contains(got.out, "excess: ecn") {
-		t.Errorf("the policy is %s", got.out)
-	}
-	if got := r.run(fields("line ppp0 --down 50mbit --up 10mbit --dry-run --no-queue")...); got.err != "" {
-		t.Errorf("with --no-queue it warns %q", got.err)
-	}
-}
-
-// A line says what it does not limit, and what looks like a mistake.
-func TestLineWarns(t *testing.T) {
-	r := newRig(t)
-	r.in(homeLine)
-	for line, says := range map[string]string{
-		"line va --down 5mbit --up 10mbit --no-queue": "va: uploads are faster than downloads; if the rates are swapped, give --down 10mbit --up 5mbit",
-		"line va --up 10mbit --no-queue":              "va: downloads are not limited any more",
-	} {
-		if got := r.run(fields(line)...); !strings.Contains(got.err, says) {
-			t.Errorf("%s warns %s", line, got.err)
-		}
-	}
-}
-
-// A line that adapts says down to which rate.
-func TestLineAdapt(t *testing.T) {
-	r := newRig(t)
-	text := r.in(homeLine + " --dry-run --adapt --reflector 9.9.9.9 --reflector 2620:fe::fe")
-	for _, option := range []string{"adapt-min: 1.9mbit ", "adapt-min: 8.5mbit "} {
-		if !strings.Contains(text, option) {
-			t.Errorf("it lacks %q: %s", option, text)
-		}
-	}
-	if strings.Count(text, `adapt-to: "9.9.9.9,2620:fe::fe"`) != 2 {
-		t.Errorf("it does not name both reflectors in both pools: %s", text)
-	}
-	if text := r.in(homeLine + " --dry-run -j --adapt"); !strings.Contains(text, "uploads get 9.5mbit, 95 % of 10mbit, or down to 1.9mbit while the line is slow, in equal parts") {
-		t.Errorf("it says %s", text)
-	}
-	if text := r.in(homeLine + " --dry-run --adapt --min 800kbit"); strings.Count(text, "adapt-min: 800kbit ") != 2 || strings.Contains(text, "adapt-to") {
-		t.Errorf("with --min: %s", text)
-	}
-}
-
-func TestCompleteLine(t *testing.T) {
-	r := newRig(t)
-	for line, want := range map[string]string{"line v": "va", "line va ": "off", "line va --link ": "docsis", "line va --fair ": "host", "line va --d": "--down"} {
-		words := strings.Split(r.run(append([]string{"__complete"}, strings.Split(line, " ")...)...).out, "\n")
-		if !slices.ContainsFunc(words, func(w string) bool { return w == want || strings.HasPrefix(w, want+"\t") }) {
-			t.Errorf("%s: %q, want %s", line, words, want)
-		}
 	}
 }
 

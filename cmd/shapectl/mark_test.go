@@ -2,12 +2,10 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -20,13 +18,10 @@ import (
 // in. All commands read and write both.
 func TestMarksOfTraffic(t *testing.T) {
 	r := newRig(t)
-	script := `echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+	r.sh(`echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
 		ip address add 10.9.0.1/24 dev va; ip address add fd00:9::1/64 dev va nodad
 		ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:01 dev va; ip neighbour add fd00:9::2 lladdr 02:00:00:00:00:01 dev va
-		nft 'table inet m { chain out { type filter hook output priority mangle; udp dport 16 meta mark set 0x10; udp dport 17 meta mark set 0x11; }; }'`
-	if out, err := exec.Command("bash", "-ec", script).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+		nft 'table inet m { chain out { type filter hook output priority mangle; udp dport 16 meta mark set 0x10; udp dport 17 meta mark set 0x11; }; }'`)
 	for _, hook := range []string{"va egress", "vb ingress"} {
 		device, direction, _ := strings.Cut(hook, " ")
 		r.in("set " + hook + " any --rate 1gbit")
@@ -51,9 +46,7 @@ func TestMarksOfTraffic(t *testing.T) {
 		}
 	}
 	counted := func(hook string) (all []string) {
-		var rules []shownRule
-		testenv.Must(t, json.Unmarshal([]byte(r.in("show "+hook+" --buckets -j")), &rules))
-		for _, rule := range rules {
+		for _, rule := range r.show(fields(hook + " --buckets")...) {
 			if n := rule.PassedPackets + rule.DroppedPackets; n >= 4 { // the kernel itself sends others
 				all = append(all, fmt.Sprintf("%s %d dropped %d buckets", rule.CIDR, rule.DroppedPackets, len(rule.Buckets)))
 			}

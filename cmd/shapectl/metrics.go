@@ -35,26 +35,18 @@ func (e *env) exporter(o serveOptions, shared *live.Shared) (*metrics.Exporter, 
 	}), nil
 }
 
-// An eventCounter counts events for Prometheus.
-type eventCounter struct{ total *prometheus.CounterVec }
-
-func newEventCounter() eventCounter {
-	c := eventCounter{metrics.NewEvents()}
+// countEvents counts events for Prometheus until ctx is done. What keeps it from that is said, and may pass.
+func (e *env) countEvents(ctx context.Context, total *prometheus.CounterVec, ready func()) error {
 	for _, kind := range report.EventKinds {
-		c.total.WithLabelValues(kind)
+		total.WithLabelValues(kind) // 0 so far
 	}
-	return c
-}
-
-// run counts until ctx is done. What keeps it from that is said, and may pass.
-func (c eventCounter) run(ctx context.Context, e *env, ready func()) error {
 	ready()
 	for said := ""; ctx.Err() == nil; {
 		err := e.feed.Listen(ctx, nil, nil, nil, func(event report.Event) {
 			if event.Kind != report.LeftOut {
-				c.total.WithLabelValues(event.Kind).Inc()
+				total.WithLabelValues(event.Kind).Inc()
 			}
-			c.total.WithLabelValues(report.LeftOut).Add(float64(event.LeftOut))
+			total.WithLabelValues(report.LeftOut).Add(float64(event.LeftOut))
 		})
 		if err != nil && err.Error() != said {
 			said = err.Error()

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -36,62 +35,35 @@ type namedHook struct {
 	rules []maps.Entry
 }
 
-// ruleName is what NAME [ingress|egress] means.
-type ruleName struct {
-	name      string
-	direction *policy.Direction // nil for both
-	kind      string            // it is only the name of this; "" for anything
-	isNew     bool              // it is that of a new pool
-	rest      []string          // the arguments behind it, for commands that an error suggests
-	flags     string            // those that were given, each after a space, for commands that an error suggests
-}
-
-func parseName(verb, kind string, given []string) (ruleName, error) {
-	filter, err := parseFilter(verb, given)
-	if err == nil && kind == kindPool && filter.direction != nil {
-		err = inputf("%s: a pool has no direction; leave %v out", verb, filter.direction)
-	}
-	return ruleName{name: filter.device, direction: filter.direction, kind: kind}, err
-}
-
-// mayBe reports whether it may be the name of this kind of thing.
-func (of ruleName) mayBe(kind string) bool {
-	return of.kind == kind || of.kind == "" && (kind != kindPool || of.direction == nil)
+// mayBe reports whether the name may be that of this kind of thing.
+func (want target) mayBe(kind string) bool {
+	return want.kind == kind || want.kind == "" && (kind != kindPool || want.direction == nil)
 }
 
 // what is what a name may stand for.
-func (of ruleName) what() string {
+func (want target) what() string {
 	switch {
-	case of.direction != nil:
-		return of.direction.String() + " rule"
-	case of.kind != "":
-		return of.kind
+	case want.direction != nil:
+		return want.direction.String() + " rule"
+	case want.kind != "":
+		return want.kind
 	}
 	return "rule or pool"
 }
 
-// named is a command about the same name, in a sentence; kind may be "".
-func (e *env) named(verb, kind string, of ruleName) string {
+// again is a command about the same name, in a sentence; kind may be "".
+func (e *env) again(of target, kind string) string {
+	verb := of.command
 	if kind != "" {
 		verb += " --kind " + kind
 	}
 	return e.suggest(verb+of.flags, append(of.words(), of.rest...)...)
 }
 
-func (of ruleName) String() string { return strings.Join(of.words(), " ") }
-
-// words are the arguments of a command about the same name.
-func (of ruleName) words() []string {
-	if of.direction == nil {
-		return []string{of.name}
-	}
-	return []string{of.name, of.direction.String()}
-}
-
 // hasHost reports whether a pool is that of a host with the name.
-func (of ruleName) hasHost(p policy.Rule) bool {
+func (want target) hasHost(p policy.Rule) bool {
 	o := p.Label.Owner
-	return o.Host == of.name && (of.direction == nil || o.Direction == *of.direction)
+	return o.Host == want.name && (want.direction == nil || o.Direction == *want.direction)
 }
 
 // A search is what was found for a name.
@@ -104,7 +76,7 @@ type search struct {
 	pool     policy.Rule // the one of that name, if its Pool is set
 	otherWay bool        // rules of the other direction have that name
 	host     bool        // a host of that name has a pool, which delete means
-	similar  string      // another name that may be meant if nothing has this one, or ""
+	advice   string      // what to do if nothing has the name
 	isPlan   bool        // rules follow a plan with that name
 }
 
@@ -115,20 +87,25 @@ func meantName(n *loader.Namespace, hooks []*loader.Hook, written string) string
 	if _, err := netinfo.DeviceByName(written); isPool || err == nil {
 		return written
 	}
-	return cmp.Or(policy.FindName(written, func(yield func(string) bool) {
-		for _, h := range hooks {
-			for _, rule := range h.Set.Policy() {
-				if !yield(rule.Label.Name) {
-					return
-				}
-			}
+	return cmp.Or(policy.FindName(written, slices.Values(target{}.ruleNames(hooks))), written)
+}
+
+// ruleNames are the names of the rules of hooks in a direction of the target.
+func (want target) ruleNames(hooks []*loader.Hook) (names []string) {
+	for _, h := range hooks {
+		if want.direction != nil && h.Direction != *want.direction {
+			continue
 		}
-	}), written)
+		for _, r := range h.Rules() {
+			names = append(names, r.Label.Name)
+		}
+	}
+	return names
 }
 
 // withNamed runs f on what was found for exactly this name.
-func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of ruleName, found search) error) error {
-	return e.with(loader.Write, verb+" "+plain.Line(of.name), func(n *loader.Namespace) error {
+func (e *env) withNamed(of target, f func(n *loader.Namespace, of target, found search) error) error {
+	return e.with(loader.Write, of.command+" "+plain.Line(of.name), func(n *loader.Namespace) error {
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
 		if err != nil {
@@ -137,12 +114,11 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 		if !of.isNew {
 			of.name = meantName(n, hooks, of.name)
 		}
-		name := of.name
-		deviceName := name
-		if dev, err := netinfo.DeviceByName(name); err == nil {
-			deviceName = dev.Name // which may have an alternative one
-		}
+		name, device := of.name, target{name: of.name}
 		var found search
+		if found.isDevice, err = device.isThere(n); err != nil {
+			return err
+		}
 		for _, h := range hooks {
 			rules := h.Rules()
 			if of.direction != nil && h.Direction != *of.direction {
@@ -161,8 +137,8 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 			if its.rules != nil {
 				found.rules = append(found.rules, its)
 			}
-			if h.Name() == deviceName {
-				all := filterRules{networks: policy.Everything[:]}.entries(h.Set)
+			if h.Name() == device.name {
+				all := target{networks: policy.Everything[:]}.entries(h.Set)
 				if found.others += len(rules) - len(all); all != nil {
 					found.device = append(found.device, namedHook{h, all})
 				}
@@ -170,52 +146,44 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 		}
 		found.pool, _ = findPool(n, name)
 		for _, pools := range poolsOf(n) {
-			found.host = verb == "delete" && slices.ContainsFunc(pools.Rules(), of.hasHost)
+			found.host = of.command == "delete" && slices.ContainsFunc(pools.Rules(), of.hasHost)
 			pools.Close()
 		}
-		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
-			return err
-		}
-		if found.kind, err = e.meaning(n, verb, of, found); err != nil {
+		if found.kind, err = e.meaning(n, of, found); err != nil {
 			return err
 		}
 		if found.kind == "" && !of.isNew {
-			found.similar = similarTo(n, of, hooks)
+			found.advice = didYouMean(of.name, othersLike(n, of, hooks), e.suggest("show --sort name")+" lists the names.")
 		}
 		return f(n, of, found)
 	})
 }
 
-// similarTo returns another name that may be meant, or "".
-func similarTo(n *loader.Namespace, of ruleName, hooks []*loader.Hook) string {
-	var others []string
-	for _, h := range hooks {
-		if of.mayBe(kindRule) && (of.direction == nil || h.Direction == *of.direction) {
-			for _, r := range h.Rules() {
-				others = append(others, r.Label.Name)
-			}
-		}
+// othersLike are the names of all that a name may stand for.
+func othersLike(n *loader.Namespace, of target, hooks []*loader.Hook) (others []string) {
+	if of.mayBe(kindRule) {
+		others = of.ruleNames(hooks)
 	}
 	if of.mayBe(kindPool) {
 		others = append(others, poolNames(n)...)
 	}
 	if of.mayBe(kindDevice) {
-		return nearest(of.name, others)
+		return withDevices(others)
 	}
-	return plain.SimilarName(of.name, others)
+	return others
 }
 
 // meaning returns the kind of the one thing that a name stands for; "" for none. If there are several, the error has a command
 // for each. A device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing as
 // rules that are limited only by it. A pool that is in use is not to be deleted.
-func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found search) (kind string, err error) {
+func (e *env) meaning(n *loader.Namespace, of target, found search) (kind string, err error) {
 	rule := of.mayBe(kindRule) && (found.rules != nil || found.host)
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
-		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || users(poolTree(n), of.name) == 0)
+		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (of.command != "delete" || users(poolTree(n), of.name) == 0)
 	}
-	if verb == "topup" && pool && found.pool.Also.Quota.Bytes > 0 { // rules without a quota are not meant
+	if of.command == "topup" && pool && found.pool.Also.Quota.Bytes > 0 { // rules without a quota are not meant
 		rule, device = rule && anyQuota(found.rules), device && anyQuota(found.device)
 	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
@@ -224,21 +192,23 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	var commands []string
 	if rule {
 		kind = kindRule
-		commands = append(commands, e.named(verb, kind, of)+" for the rules with that name")
+		commands = append(commands, e.again(of, kind)+" for the rules with that name")
 	}
 	if pool {
 		kind = kindPool
-		commands = append(commands, e.named(verb, kind, of)+" for the pool")
+		commands = append(commands, e.again(of, kind)+" for the pool")
 	}
 	switch {
-	case device && pool && verb == "set":
+	case device && pool && of.command == "set":
 		kind = kindDevice
 		for _, h := range found.device { // which may have a pool of its own
-			commands = append(commands, e.named(verb, "", ruleName{name: of.name, direction: &h.Direction, flags: of.flags})+" for "+h.Direction.String())
+			its := of
+			its.direction = &h.Direction
+			commands = append(commands, e.again(its, "")+" for "+h.Direction.String())
 		}
 	case device:
 		kind = kindDevice
-		commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
+		commands = append(commands, e.again(of, kind)+" for the rules for any of the device")
 	}
 	if len(commands) > 1 {
 		last := len(commands) - 1
@@ -247,25 +217,9 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	return kind, nil
 }
 
-// poolTree is the tree of a namespace's pools, with all rules in them but deleted ones.
-func poolTree(n *loader.Namespace, deleted ...namedHook) *policy.Tree {
-	type rule struct {
-		device    string
-		direction policy.Direction
-		network   netip.Prefix
-	}
-	gone := map[rule]bool{}
-	for _, h := range deleted {
-		for _, r := range h.rules {
-			gone[rule{h.Name(), h.Direction, r.Prefix}] = true
-		}
-	}
+// poolTree is the tree of a namespace's pools, with all rules in them.
+func poolTree(n *loader.Namespace) *policy.Tree {
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
-	for i, t := range tables {
-		if len(gone) > 0 {
-			tables[i].Rules = slices.DeleteFunc(slices.Clone(t.Rules), func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
-		}
-	}
 	return policy.NewTree(tables)
 }
 
@@ -292,9 +246,9 @@ func sameRules(a, b []namedHook) bool {
 
 // setNamed changes what has a name in the options that were given: rules, a pool, or the rules for any of a device. It makes a
 // new pool.
-func (e *env) setNamed(of ruleName, limit limitFlags) error {
+func (e *env) setNamed(of target, limit limitFlags) error {
 	of.flags = limit.all() + e.how()
-	return e.withNamed("set", of, func(n *loader.Namespace, of ruleName, found search) error {
+	return e.withNamed(of, func(n *loader.Namespace, of target, found search) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
@@ -303,9 +257,17 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case of.isNew || found.kind == kindPool:
 			return e.setPool(n, of, found.pool, limit)
 		case found.kind == "":
-			return e.nothingNamed("set", of, found)
-		case found.kind == kindDevice && found.device == nil && policy.IsCgroup(of.name):
-			return e.setCgroup(n, of, limit)
+			return e.nothingNamed(of, found)
+		case found.kind == kindDevice && found.device == nil && policy.IsCgroup(of.name): // its first rules for any
+			var tables []policy.Table
+			for _, d := range of.directions() {
+				t, err := limit.table(netinfo.Device{Name: of.name}, d, nil, policy.Everything[:], false)
+				if err != nil {
+					return inputError(err)
+				}
+				tables = append(tables, t)
+			}
+			return e.put(n, limit, tables...)
 		case found.kind == kindDevice && found.device == nil:
 			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
 				e.suggest("set"+of.flags, of.name, cmp.Or(of.direction, new(policy.Egress)).String(), policy.Any))
@@ -327,16 +289,13 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 			if err != nil {
 				return err
 			}
-			t := policy.Table{Device: dev.Name, Direction: h.Direction, Match: h.Match()}
-			if limit.matched {
-				t.Match = limit.match
-			}
+			var its networks
 			for _, entry := range h.rules {
-				rule, err := limit.over(&entry.Rule, dev.L2Bytes)
-				if err != nil {
-					return inputf("%s %s %s: %w; nothing was changed", plain.Line(dev.Name), h.Direction, policy.CIDR(entry.Prefix), err)
-				}
-				t.Rules = append(t.Rules, rule)
+				its = append(its, entry.Prefix)
+			}
+			t, err := limit.table(dev, h.Direction, h.Hook, its, true)
+			if err != nil {
+				return inputf("%s %s %s: %w; nothing was changed", plain.Line(dev.Name), h.Direction, policy.CIDR(its[len(t.Rules)]), err)
 			}
 			tables = append(tables, t)
 		}
@@ -344,33 +303,10 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	})
 }
 
-// setCgroup sets the first rules for any of a cgroup.
-func (e *env) setCgroup(n *loader.Namespace, of ruleName, limit limitFlags) error {
-	var tables []policy.Table
-	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		if of.direction != nil && *of.direction != d {
-			continue
-		}
-		t := policy.Table{Device: of.name, Direction: d, Match: d.FarSide()}
-		if limit.matched {
-			t.Match = limit.match
-		}
-		for _, p := range policy.Everything {
-			rule, err := limit.Rule(p)
-			if err != nil {
-				return inputError(err)
-			}
-			t.Rules = append(t.Rules, rule.On(0))
-		}
-		tables = append(tables, t)
-	}
-	return e.put(n, limit, tables...)
-}
-
 // nothingNamed says that nothing has a name, and what may be meant.
-func (e *env) nothingNamed(verb string, of ruleName, found search) error {
+func (e *env) nothingNamed(of target, found search) error {
 	says, makes := "no "+of.what()+" has that name", ""
-	if verb == "set" && of.mayBe(kindPool) {
+	if of.command == "set" && of.mayBe(kindPool) {
 		makes = " --new makes a pool"
 	}
 	_, notNetwork := policy.ParseNetworks(of.name)
@@ -378,22 +314,20 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 	case of.kind == kindDevice || policy.IsCgroup(of.name):
 		return noDevice(of.name)
 	case found.pool.Pool && of.kind == "":
-		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named(verb, kindPool, ruleName{name: of.name, flags: of.flags}))
+		return inputf("%s, but a pool does, which has no direction; write %s", says, e.again(target{command: of.command, name: of.name, flags: of.flags}, kindPool))
 	case found.isPlan:
 		return inputf("%s, but a plan does; a plan is changed in the policy file", says)
 	case notNetwork == nil:
-		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest(verb+of.flags, "DEV", "egress", of.name))
+		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest(of.command+of.flags, "DEV", "egress", of.name))
 	case policyfile.IsPattern(of.name):
-		return inputf("%s, and %s NAME takes no pattern; to change several at one moment, edit the policy file, and run %s", says, verb, e.suggest("apply", "FILE"))
-	case found.similar != "":
-		return missingf("%s; did you mean %s?%s", says, plain.Word(found.similar), makes)
+		return inputf("%s, and %s NAME takes no pattern; to change several at one moment, edit the policy file, and run %s", says, of.command, e.suggest("apply", "FILE"))
 	}
-	return missingf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
+	return missingf("%s; %s%s", says, found.advice, makes)
 }
 
 // setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools, or the only one
 // has the name: whoever gives such rules a rate means one for all of them. It reports whether it did.
-func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
+func (e *env) setOwnPools(n *loader.Namespace, of target, rules []namedHook, limit limitFlags) (done bool, err error) {
 	isOfRule := func(o *policy.Option) bool { return o.Name == "guarantee" || o.Name == "weight" }
 	ofPool := func(o *policy.Option) bool { return isOfPool(o) && !(limit.Gives("within") && isOfRule(o)) } // in the other pool
 	flags, ofRules := limit.written(ofPool)
@@ -453,7 +387,7 @@ func isOfPool(o *policy.Option) bool {
 
 // checkOneRate returns an error if rules with different rates would get one: whoever gave them different rates, such as
 // for down and up, hardly means one rate for all. An exemption is meant for all.
-func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) error {
+func (e *env) checkOneRate(of target, rules []namedHook, limit limitFlags) error {
 	if !limit.Gives("rate") || limit.Rate == policy.Unlimited {
 		return nil
 	}
@@ -482,25 +416,21 @@ func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) err
 }
 
 // deleteNamed deletes the rules that have a name, those for any of a device, or the pool.
-func (e *env) deleteNamed(of ruleName) error {
+func (e *env) deleteNamed(of target) error {
 	of.flags = e.how()
-	return e.withNamed("delete", of, func(n *loader.Namespace, of ruleName, found search) error {
+	return e.withNamed(of, func(n *loader.Namespace, of target, found search) error {
 		switch found.kind {
 		case kindDevice:
 			return e.deleteForAny(n, of, found)
 		case kindPool:
 			pools := n.Pools()
 			defer pools.Close()
-			return e.remove(n, "", namedHook{pools, filterRules{networks: networks{policy.PoolKey(of.name)}}.entries(pools.Set)})
+			return e.remove(n, "", target{networks: networks{found.pool.Prefix}}.rules([]*loader.Hook{pools})...)
 		case "":
 			if !found.otherWay {
-				return e.nothingNamed("delete", of, found)
+				return e.nothingNamed(of, found)
 			}
-			if e.json {
-				return e.deleted(report.Rules{})
-			}
-			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
-			return err
+			return e.nothing(report.Rules{}, "nothing to delete: no "+of.what()+" has the name "+plain.Line(of.name))
 		}
 		limits := map[string]bool{of.name: true} // the pools that are the rate of these rules
 		for _, h := range found.rules {
@@ -514,13 +444,13 @@ func (e *env) deleteNamed(of ruleName) error {
 }
 
 // deleteForAny deletes the rules for any of a device, and says how many others it keeps.
-func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err error) {
+func (e *env) deleteForAny(n *loader.Namespace, of target, found search) (err error) {
 	who := of.String()
 	if found.others > 0 {
 		who = "all else on " + who
 	}
 	if found.device == nil {
-		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
+		err = e.nothing(report.Rules{}, "nothing to delete: "+target{name: of.name, direction: of.direction, networks: policy.Everything[:]}.none())
 	} else {
 		err = e.removeWithPools(n, who, nil, found.device)
 	}

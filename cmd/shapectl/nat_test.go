@@ -1,12 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -68,13 +66,6 @@ func newNATRig(rig *rig) *natRig {
 	return r
 }
 
-// sh runs a script in the namespace of the calling thread.
-func (r *natRig) sh(script string) {
-	if out, err := exec.Command("bash", "-ec", script).CombinedOutput(); err != nil {
-		r.t.Errorf("%s: %v: %s", script, err, out)
-	}
-}
-
 // udp opens a socket in a namespace that is closed with the test. With to, it is connected.
 func (r *natRig) udp(in *testenv.Netns, from, to string) (c *net.UDPConn) {
 	r.t.Helper()
@@ -96,10 +87,8 @@ func at(address string, port int) string { return net.JoinHostPort(address, fmt.
 // keys are the hosts whose buckets are full in a direction.
 func (r *natRig) keys(direction string) string {
 	r.t.Helper()
-	var rules []shownRule
-	testenv.Must(r.t, json.Unmarshal([]byte(r.ok("show", "va", direction, "--buckets", "-j")), &rules))
 	var keys []string
-	for _, rule := range rules {
+	for _, rule := range r.show("va", direction, "--buckets") {
 		for _, b := range rule.Buckets {
 			if b.Bytes > 2000 {
 				keys = append(keys, b.Name)

@@ -43,12 +43,12 @@ func TestTCPolice(t *testing.T) {
 					r.sh(test.policers)
 				} else {
 					for line := range strings.SplitSeq(test.rules, "; ") {
-						r.ok(words(line)...)
+						r.ok(fields(line)...)
 					}
 					r.sh(test.filter)
 				}
 				var frames [][]byte
-				for _, from := range words(test.from) {
+				for _, from := range fields(test.from) {
 					frames = append(frames, testenv.Frame(netip.MustParseAddr(from), netip.MustParseAddr("198.51.100.1"), frame))
 				}
 				received := func() (bytes []float64) {

@@ -9,7 +9,7 @@ import (
 )
 
 // setPool changes a pool, or makes it. It is there if its Pool is set.
-func (e *env) setPool(n *loader.Namespace, of ruleName, have policy.Rule, limit limitFlags) error {
+func (e *env) setPool(n *loader.Namespace, of target, have policy.Rule, limit limitFlags) error {
 	switch {
 	case limit.Gives("name"):
 		return inputf("a pool keeps its name; leave --name out, or make another pool with --new, and let the rules be within it")
@@ -59,10 +59,7 @@ func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
 	if err := n.Readable(); err != nil {
 		return err
 	}
-	if similar := plain.SimilarName(name, poolNames(n)); similar != "" {
-		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Word(similar))
-	}
-	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("set --new --rate RATE", name))
+	return inputf("there is no pool %s; %s", plain.Line(name), didYouMean(name, poolNames(n), "make it first: "+e.suggest("set --new --rate RATE", name)))
 }
 
 func poolNames(n *loader.Namespace) (names []string) {

@@ -10,13 +10,6 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// rows are the rules and pools that show has in JSON, with what is of pools.
-func (r *rig) rows(args ...string) (rows []shownRule) {
-	r.t.Helper()
-	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append(args, "-j")...)), &rows))
-	return rows
-}
-
 func names(rows []shownRule) string {
 	var all []string
 	for _, row := range rows {
@@ -45,12 +38,12 @@ func TestShowWhoLoses(t *testing.T) {
 	r.send("10.0.0.7", 100, 1000)
 	dropped := func(args ...string) map[string][3]uint64 {
 		of := map[string][3]uint64{}
-		for _, row := range r.rows(args...) {
+		for _, row := range r.show(args...) {
 			of[row.Name+row.CIDR] = [3]uint64{row.DroppedPackets, row.DroppedBytes, row.RefusedPackets}
 		}
 		return of
 	}
-	all := dropped("show", "--tree")
+	all := dropped("--tree")
 	host := all["10.0.0.7/32"]
 	if host[0] < 80 || host[1] != 1000*host[0] || host[2] != 0 || all["10.0.1.0/24"] != [3]uint64{8, 8000, 0} {
 		t.Fatalf("the rules: %v", all)
@@ -58,7 +51,7 @@ func TestShowWhoLoses(t *testing.T) {
 	want := map[string][3]uint64{
 		"ap": {host[0] + 8, host[1] + 8000, host[0]}, "flooder": {host[0] + 8, host[1] + 8000, 0}, "quiet": {}, "elsewhere": {},
 	}
-	for _, args := range [][]string{{"show", "--tree"}, {"show"}, {"show", "--tree", "10.0.0.8"}, {"show", "--pools"}, {"show", "--pools", "flooder"}} {
+	for _, args := range [][]string{{"--tree"}, nil, {"--tree", "10.0.0.8"}, {"--pools"}, {"--pools", "flooder"}} {
 		for name, of := range dropped(args...) {
 			if pool, isPool := want[name]; isPool && of != pool {
 				t.Errorf("%s: packets and bytes dropped, and packets refused by %s: %v, want %v", args, name, of, pool)
@@ -68,7 +61,7 @@ func TestShowWhoLoses(t *testing.T) {
 	if got := r.ok("show", "--pools", "flooder"); !strings.Contains(got, "  dropped    ") {
 		t.Errorf("show --pools says\n%s", got)
 	}
-	rows := r.rows("show", "ap", "--interval", "20ms")
+	rows := r.show("ap", "--interval", "20ms")
 	if rows[0].DroppedPercent != nil || rows[0].RefusedPercent != nil {
 		t.Errorf("without packets: %+v", rows[0])
 	}
@@ -80,7 +73,7 @@ func TestShowBorrowed(t *testing.T) {
 	r.ok("set", "uplink", "--new", "--rate", "100mbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "50mbit", "--within", "uplink", "--guarantee", "8kbit")
 	r.send("10.0.0.7", 100, 1000)
-	rows := r.rows("show")
+	rows := r.show()
 	uplink, rule := rows[0], rows[1]
 	if uplink.PassedPackets != 100 || uplink.BorrowedPackets != 0 || uplink.GuaranteedPackets != 0 {
 		t.Errorf("the pool: %+v", uplink)
@@ -88,7 +81,7 @@ func TestShowBorrowed(t *testing.T) {
 	if rule.GuaranteedBytes < 30e3 || rule.GuaranteedBytes > 34e3 || rule.BorrowedBytes != rule.PassedBytes-rule.GuaranteedBytes {
 		t.Errorf("of %d bytes, %d were guaranteed and %d borrowed", rule.PassedBytes, rule.GuaranteedBytes, rule.BorrowedBytes)
 	}
-	rows = r.rows("show", "--interval", "20ms")
+	rows = r.show("--interval", "20ms")
 	if rows[1].BorrowedBits == nil || *rows[1].BorrowedBits != 0 {
 		t.Errorf("borrowed without packets: %v", rows[1].BorrowedBits)
 	}

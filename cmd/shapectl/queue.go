@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/pflag"
@@ -65,16 +66,28 @@ func (e *env) replacedByFQ(device, was string) string {
 	return fmt.Sprintf("%s: its qdisc is now fq instead of %s; %s brings the default back", device, was, e.suggest("flush", device))
 }
 
-// removeFQ removes the fq of --setup-fq from a device, and reports whether there was one.
-func (e *env) removeFQ(dev netinfo.Device) (bool, error) {
-	gone, err := fq.Remove(dev.Index)
-	if err != nil || gone.Kind == "" {
-		return false, err
+// removeFQs removes the fqs of --setup-fq from some devices, and reports whether there were any.
+func (e *env) removeFQs(some func(netinfo.Device) (bool, error)) (any bool, err error) {
+	indexes, err := fq.Devices()
+	for _, index := range indexes {
+		dev, here, lookup := netinfo.DeviceByIndex(index)
+		if lookup != nil || !here {
+			continue
+		}
+		is, failed := some(dev)
+		var gone fq.Removal
+		if is && failed == nil {
+			gone, failed = fq.Remove(dev.Index)
+		}
+		if err = errors.Join(err, failed); gone.Kind == "" {
+			continue
+		}
+		lost := ""
+		if gone.Lost > 0 {
+			lost = fmt.Sprintf("; queued packets lost: %d", gone.Lost)
+		}
+		e.say("%s: its qdisc is the default again: %s%s", plain.Line(dev.Name), gone.Kind, lost)
+		any = true
 	}
-	lost := ""
-	if gone.Lost > 0 {
-		lost = fmt.Sprintf("; queued packets lost: %d", gone.Lost)
-	}
-	e.say("%s: its qdisc is the default again: %s%s", plain.Line(dev.Name), gone.Kind, lost)
-	return true, nil
+	return any, err
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,19 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
-
-// sh runs a shell's command line, and returns what it prints.
-func (r *rig) sh(line string) string {
-	r.t.Helper()
-	out, err := exec.Command("sh", "-c", line).CombinedOutput()
-	if err != nil {
-		r.t.Fatalf("%s: %v: %s", line, err, out)
-	}
-	return string(out)
-}
 
 // qdisc is what packets leave va by. A clsact qdisc stays with whoever first had a filter there.
 func (r *rig) qdisc() string { return r.sh("tc -d qdisc show dev va | grep -v clsact || true") }
@@ -40,25 +28,17 @@ func (r *rig) says(code int, says string, args ...string) {
 	}
 }
 
-func words(line string) []string { return strings.Fields(line) }
-
 // finds ends the test unless doctor has a finding of that status that says so.
 func (r *rig) finds(status, check, says string) {
 	r.t.Helper()
-	for _, f := range r.findings() {
+	all, _ := r.findings()
+	for _, f := range all {
 		is := strings.Join([]string{f.Device, f.Direction, f.Check}, " ")
 		if string(f.Status) == status && is == check && strings.Contains(f.Finding+"; "+f.Advice, says) {
 			return
 		}
 	}
-	r.t.Errorf("doctor has no %s of %s that says %q: %+v", status, check, says, r.findings())
-}
-
-// findings are all that doctor finds.
-func (r *rig) findings() (found []report.Finding) {
-	r.t.Helper()
-	testenv.Must(r.t, json.Unmarshal([]byte(r.run("doctor", "-j").out), &found))
-	return found
+	r.t.Errorf("doctor has no %s of %s that says %q: %+v", status, check, says, all)
 }
 
 const (
@@ -72,9 +52,9 @@ func TestDelayByHand(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc replace dev va root fq limit 1048576 flow_limit 131072")
 	by := r.qdisc()
-	r.ok(words(delayed)...)
+	r.ok(fields(delayed)...)
 	r.finds("ok", "va egress queue", "delays packets")
-	r.ok(words("flush va")...)
+	r.ok(fields("flush va")...)
 	if now := r.qdisc(); now != by {
 		t.Errorf("what a person set up was %s, and is %s", by, now)
 	}
@@ -83,24 +63,24 @@ func TestDelayByHand(t *testing.T) {
 func TestSetupFQ(t *testing.T) {
 	r := newRig(t)
 	before := r.qdisc()
-	r.says(exitDone, "va: its qdisc is now fq instead of noqueue; 'shapectl flush va' brings the default back\n", words(delayed+" --setup-fq")...)
-	r.ok(words(delayed2 + " --setup-fq")...)
+	r.says(exitDone, "va: its qdisc is now fq instead of noqueue; 'shapectl flush va' brings the default back\n", fields(delayed+" --setup-fq")...)
+	r.ok(fields(delayed2 + " --setup-fq")...)
 	with := r.qdisc()
 	r.finds("ok", "va egress queue", "delays packets")
 	if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
 		t.Errorf("nothing delays packets: %+v", s)
 	}
-	r.ok(words("delete va egress 10.0.0.0/24")...)
-	r.ok(words("delete va egress 10.0.1.0/24")...)
-	r.ok(words("flush va ingress")...)
+	r.ok(fields("delete va egress 10.0.0.0/24")...)
+	r.ok(fields("delete va egress 10.0.1.0/24")...)
+	r.ok(fields("flush va ingress")...)
 	if now := r.qdisc(); now != with {
 		t.Errorf("only flush removes fq: was %s, is %s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("flush va egress")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", fields("flush va egress")...)
 	if after := r.qdisc(); after != before {
 		t.Errorf("was %s, is %s", before, after)
 	}
-	if out := r.ok(words("flush va")...); out != "no rules on va\n" || len(r.pins()) != 0 {
+	if out := r.ok(fields("flush va")...); out != "no rules on va\n" || len(r.pins()) != 0 {
 		t.Errorf("flushed again: %s, left: %v", out, r.pins())
 	}
 }
@@ -109,14 +89,14 @@ func TestSetupFQ(t *testing.T) {
 func TestPatternsRemoveFQs(t *testing.T) {
 	r := newRig(t)
 	before := r.qdisc()
-	r.says(exitDone, "is now fq", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "is now fq", fields(delayed+" --setup-fq")...)
 	with := r.qdisc()
-	r.ok(words("flush v* ingress")...)
-	r.ok(words("flush x*")...)
+	r.ok(fields("flush v* ingress")...)
+	r.ok(fields("flush x*")...)
 	if now := r.qdisc(); now != with {
 		t.Errorf("was %s, is %s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("flush v*")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", fields("flush v*")...)
 	if now := r.qdisc(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -124,11 +104,11 @@ func TestPatternsRemoveFQs(t *testing.T) {
 
 func TestQdiscReplacedSince(t *testing.T) {
 	r := newRig(t)
-	r.says(exitDone, "instead of noqueue", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "instead of noqueue", fields(delayed+" --setup-fq")...)
 	r.sh("tc qdisc replace dev va root pfifo limit 7")
 	theirs := r.qdisc()
 	r.finds("failed", "va egress queue", "only the fq qdisc does that, and va has pfifo")
-	r.ok(words("flush va")...)
+	r.ok(fields("flush va")...)
 	if now := r.qdisc(); now != theirs || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", theirs, now, r.pins())
 	}
@@ -137,12 +117,12 @@ func TestQdiscReplacedSince(t *testing.T) {
 func TestLimitsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root fq limit 20 horizon 40ms")
-	r.refused(exitInput, "the fq on va queues packets for at most 40ms, and the rules delay them for up to 50ms; shorten the queue", words(delayed)...)
+	r.refused(exitInput, "the fq on va queues packets for at most 40ms, and the rules delay them for up to 50ms; shorten the queue", fields(delayed)...)
 	if len(r.show()) != 0 {
 		t.Error("a rule was set that was refused")
 	}
 	r.sh("tc qdisc change dev va root fq horizon 60ms")
-	r.says(exitDegraded, "va: up to 977 packets may be queued, but its fq holds only 20, and 100 of one flow", words(delayed)...)
+	r.says(exitDegraded, "va: up to 977 packets may be queued, but its fq holds only 20, and 100 of one flow", fields(delayed)...)
 	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
 		t.Errorf("rules are %v", rules)
 	}
@@ -152,7 +132,7 @@ func TestLimitsOfFQ(t *testing.T) {
 	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
 	r.finds("warning", "va egress queue", "packets by its own limits")
-	r.refused(exitInput, "shorten the queue (--capacity or --queue); somebody has configured fq: shapectl replaces only", words(delayed+" --setup-fq")...)
+	r.refused(exitInput, "shorten the queue (--capacity or --queue); somebody has configured fq: shapectl replaces only", fields(delayed+" --setup-fq")...)
 }
 
 func TestConfiguredQdisc(t *testing.T) {
@@ -165,8 +145,8 @@ func TestConfiguredQdisc(t *testing.T) {
 			r.sh(configure)
 			before := r.qdisc()
 			for _, line := range []string{delayed, delayed + " --setup-fq", "line va --up 10mbit"} {
-				r.refused(exitInput, "va cannot delay packets: its qdisc is "+name+", and only fq can", words(line)...)
-				r.refused(exitInput, "somebody has configured "+name+": shapectl replaces only qdiscs that the kernel makes by default; to have it replaced, delete it with 'tc qdisc del dev DEVICE root'", words(line)...)
+				r.refused(exitInput, "va cannot delay packets: its qdisc is "+name+", and only fq can", fields(line)...)
+				r.refused(exitInput, "somebody has configured "+name+": shapectl replaces only qdiscs that the kernel makes by default; to have it replaced, delete it with 'tc qdisc del dev DEVICE root'", fields(line)...)
 			}
 			if now := r.qdisc(); now != before || len(r.pins()) != 0 {
 				t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
@@ -224,7 +204,7 @@ func TestIngressThroughIfb(t *testing.T) {
 			r := newRig(t)
 			r.env["SHAPECTL_HOOK"] = hook
 			r.addressed()
-			r.ok(words(entering)...)
+			r.ok(fields(entering)...)
 			name := fmt.Sprintf("shapectl%d", testenv.Link(t, "va").Attrs().Index)
 			if ifbs := r.ifbs(); !slices.Equal(ifbs, []string{name}) {
 				t.Fatalf("there are %v", ifbs)
@@ -262,22 +242,22 @@ func TestIngressThroughIfb(t *testing.T) {
 			if n := r.entered(2); n != 0 {
 				t.Errorf("%d packets came through without the ifb", n)
 			}
-			r.ok(words("set va egress 10.9.0.0/24 --rate 1mbit")...) // any command
+			r.ok(fields("set va egress 10.9.0.0/24 --rate 1mbit")...) // any command
 			if n := r.entered(2); n != 2 {
 				t.Errorf("%d of 2 packets came through the ifb that was made again", n)
 			}
 
-			r.ok(words("set va ingress 10.0.0.0/25 --rate 10mbit")...)
-			r.ok(words("delete va ingress 10.0.0.0/24")...)
+			r.ok(fields("set va ingress 10.0.0.0/25 --rate 10mbit")...)
+			r.ok(fields("delete va ingress 10.0.0.0/24")...)
 			if ifbs := r.ifbs(); ifbs != nil {
 				t.Errorf("left behind: %v", ifbs)
 			}
 			if n := r.entered(2); n != 2 {
 				t.Errorf("%d of 2 packets came in", n)
 			}
-			r.ok(words(entering)...)
-			r.ok(words("flush va ingress")...)
-			r.ok(words("flush va")...)
+			r.ok(fields(entering)...)
+			r.ok(fields("flush va ingress")...)
+			r.ok(fields("flush va")...)
 			if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
 				t.Errorf("left behind: %v, %v", ifbs, pins)
 			}
@@ -288,10 +268,10 @@ func TestIngressThroughIfb(t *testing.T) {
 // With a device goes its ifb; made again, it has one of its own.
 func TestIfbGoesWithItsDevice(t *testing.T) {
 	r := newRig(t)
-	r.ok(words(entering)...)
+	r.ok(fields(entering)...)
 	first := r.ifbs()
 	r.sh("ip link del va")
-	if got := r.run(words("set lo egress 10.9.0.0/24 --rate 1mbit")...); got.code != exitDone || got.err != "shapectl: removed the rules of deleted devices: va\n" { // any command
+	if got := r.run(fields("set lo egress 10.9.0.0/24 --rate 1mbit")...); got.code != exitDone || got.err != "shapectl: removed the rules of deleted devices: va\n" { // any command
 		t.Fatalf("%+v", got)
 	}
 	if ifbs := r.ifbs(); ifbs != nil {
@@ -299,7 +279,7 @@ func TestIfbGoesWithItsDevice(t *testing.T) {
 	}
 	testenv.Veth(t, "va", "vb")
 	r.addressed()
-	r.ok(words(entering)...)
+	r.ok(fields(entering)...)
 	if ifbs := r.ifbs(); len(ifbs) != 1 || slices.Equal(ifbs, first) {
 		t.Errorf("there are %v, and were %v", ifbs, first)
 	}
@@ -342,14 +322,14 @@ func TestApplyHoldsBack(t *testing.T) {
 	r.ok("rollback")
 	through("rolled back", 1)
 	r.ok("apply", drops)
-	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
+	r.ok(fields("set va ingress 10.9.0.0/24 --rate 1mbit")...)
 	through("nothing needs it", 0)
 	r.ok("apply", drops)
 	r.ok("apply", holds, "--confirm", "3s")
 	through("not confirmed yet", 1)
 	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show", "--sentences"), "excess is dropped") })
 	through("not confirmed", 1)
-	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
+	r.ok(fields("set va ingress 10.9.0.0/24 --rate 1mbit")...)
 	through("over for good", 0)
 	r.sh("tc qdisc del dev va root")
 	r.refused(exitInput, "its qdisc is noqueue", "apply", holds)
@@ -382,9 +362,9 @@ func TestWatchSetsUpFQ(t *testing.T) {
 func TestAttachedAgainWithoutFQ(t *testing.T) {
 	r := newRig(t)
 	r.env["SHAPECTL_HOOK"] = "clsact"
-	r.says(exitDone, "its qdisc is now fq", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "its qdisc is now fq", fields(delayed+" --setup-fq")...)
 	r.sh("tc qdisc del dev va clsact && tc qdisc del dev va root")
-	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
+	other := fields("set va egress 10.9.0.0/24 --rate 1mbit")
 	r.refused(exitInput, "va cannot delay packets: its qdisc is noqueue", other...)
 	r.says(exitDone, "its qdisc is now fq", append(other, "--setup-fq")...)
 	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
@@ -395,7 +375,7 @@ func TestKilledHalfWay(t *testing.T) {
 	r := newRig(t)
 	r.sh("ip link add q0 numtxqueues 3 type ifb && ip link set q0 up")
 	show := func() string { return r.sh("tc -d qdisc show dev q0 | grep -v clsact || true") }
-	set := words(strings.Replace(delayed, "va", "q0", 1) + " --setup-fq")
+	set := fields(strings.Replace(delayed, "va", "q0", 1) + " --setup-fq")
 	before := show()
 	r.says(exitDone, "q0: its qdisc is now fq", set...)
 	with := show()
@@ -406,7 +386,7 @@ func TestKilledHalfWay(t *testing.T) {
 	if now := show(); now != with {
 		t.Errorf("set up again it is %s, and was %s", now, with)
 	}
-	r.says(exitDone, "q0: its qdisc is the default again", words("flush q0")...)
+	r.says(exitDone, "q0: its qdisc is the default again", fields("flush q0")...)
 	if now := show(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -415,7 +395,7 @@ func TestKilledHalfWay(t *testing.T) {
 // What would be lost is not begun.
 func TestIngressOnOldKernel(t *testing.T) {
 	r := newRig(t)
-	r.refused(exitMissing, "this kernel drops packets that a program redirects to an ifb device", words(entering)...)
+	r.refused(exitMissing, "this kernel drops packets that a program redirects to an ifb device", fields(entering)...)
 	r.refused(exitMissing, "va ingress: this kernel drops packets", "apply", "--setup-fq", r.policy(policyHolds))
 	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
 		t.Errorf("left behind: %v, %v", ifbs, pins)
@@ -425,8 +405,8 @@ func TestIngressOnOldKernel(t *testing.T) {
 func TestNoHeaderNoIfb(t *testing.T) {
 	r := newRig(t)
 	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "t0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
-	r.refused(exitInput, "without an Ethernet header, arriving packets cannot be delayed", words(strings.Replace(entering, "va", "t0", 1))...)
-	r.says(exitDone, "its qdisc is now fq", words(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
+	r.refused(exitInput, "without an Ethernet header, arriving packets cannot be delayed", fields(strings.Replace(entering, "va", "t0", 1))...)
+	r.says(exitDone, "its qdisc is now fq", fields(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
 	if ifbs := r.ifbs(); ifbs != nil {
 		t.Errorf("there are %v", ifbs)
 	}

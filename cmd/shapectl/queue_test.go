@@ -78,6 +78,13 @@ func TestDelayRefused(t *testing.T) {
 	if code == exitMissing {
 		r.refused(code, says, append([]string{"set", "va", "ingress", "--setup-fq"}, delaying...)...)
 		r.refused(code, says, append([]string{"set", "va", "egress", "--setup-fq"}, delaying...)...)
+		before := r.pins()
+		for _, line := range []string{"line vb --up 1mbit", "line vb --up 1mbit --dry-run"} {
+			r.refused(code, "load that module, use a kernel that has it, or give --no-queue", fields(line)...)
+		}
+		if after := r.pins(); len(after) != len(before) {
+			t.Errorf("left behind by line: %v, before %v", after, before)
+		}
 	}
 	if rules := r.show(); len(rules) != 1 {
 		t.Errorf("rules are %v", rules)

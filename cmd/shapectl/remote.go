@@ -62,6 +62,11 @@ func socketGroup() (int, error) {
 // askServe sends a request to serve: a POST if it has a body. If serve refuses it, there is an answer, and the error is that
 // of serve. Without an answer, the error says what to do. Both have an exit code.
 func askServe(path string, header http.Header, body []byte) (answer *http.Response, text []byte, err error) {
+	namespace, err := netns.ID("")
+	if err != nil {
+		return nil, nil, err
+	}
+	header.Set(netnsHeader, namespace)
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	client := http.Client{Timeout: time.Minute, CheckRedirect: stay, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", serveSocket)
@@ -111,11 +116,7 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 		e.unserved = errors.New("run as root, or use --once, for which serve is asked")
 		return 0, false
 	}
-	namespace, err := netns.ID("")
-	if err != nil {
-		return 0, false
-	}
-	header := http.Header{columnsHeader: {strconv.Itoa(min(e.columns, mostColumns))}, netnsHeader: {namespace}}
+	header := http.Header{columnsHeader: {strconv.Itoa(min(e.columns, mostColumns))}}
 	if !asJSON {
 		header.Set("Accept", "text/plain")
 	}

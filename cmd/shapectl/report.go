@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/history"
-	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve/page"
@@ -103,17 +102,17 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	if !since.Before(until) {
 		return inputf("report: --since %s is not before --until %s; give an earlier time", o.since, cmp.Or(o.until, "now"))
 	}
-	want, err := parseFilter("report", given)
+	want, err := parseTarget("report", "", given)
 	if err != nil {
 		return err
 	}
-	q := history.Request{Since: since, Until: until, Device: want.device, Committed: uint64(o.committed)}
+	q := history.Request{Since: since, Until: until, Device: want.name, Committed: uint64(o.committed)}
 	if want.direction != nil {
 		q.Direction = want.direction.String()
 	}
 	networks := want.networks
 	if networks == nil {
-		q.Name, q.Device = want.device, ""
+		q.Name, q.Device = want.name, ""
 		networks, _ = policy.ParseNetworks(q.Name) // it may be an address
 	}
 	for _, n := range networks {
@@ -184,11 +183,7 @@ func askReport(given []string, o reportOptions, q history.Request) (found report
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	namespace, err := netns.ID("")
-	if err != nil {
-		return nil, err
-	}
-	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {namespace}}, nil)
+	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{}, nil)
 	if answer == nil {
 		return nil, fmt.Errorf("report: there is no %s to read; name a directory by --history, or %w", defaultHistory, err)
 	}

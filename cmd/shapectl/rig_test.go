@@ -80,6 +80,14 @@ func (r *rig) ok(args ...string) string {
 	return got.out
 }
 
+// prints ends the test unless a command line succeeds and prints just that.
+func (r *rig) prints(want string, args ...string) {
+	r.t.Helper()
+	if got := r.ok(args...); got != want {
+		r.t.Errorf("shapectl %s: prints %q, not %q", strings.Join(args, " "), got, want)
+	}
+}
+
 // refused ends the test unless a command line is refused as the contract wants
 // it: an exit code, one line that says all of these, and nothing else.
 func (r *rig) refused(code int, says string, args ...string) {
@@ -209,6 +217,16 @@ func (r *rig) send(to string, packets, bytes int) {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// sh runs a script in the namespace of the calling thread, and returns what it prints.
+func (r *rig) sh(script string) string {
+	r.t.Helper()
+	out, err := exec.Command("sh", "-ec", script).CombinedOutput()
+	if err != nil {
+		r.t.Errorf("%s: %v: %s", script, err, out)
+	}
+	return string(out)
 }
 
 // remove deletes a device.

@@ -81,9 +81,6 @@ func (e *env) context() context.Context {
 	return e.ctx
 }
 
-// wait waits, unless nobody waits for the answer any more.
-func (e *env) wait(d time.Duration) error { return wait(e.context(), d) }
-
 // wait waits, unless ctx is done before.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
@@ -194,6 +191,14 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 		return report.JSON(e.out, answer)
 	}
 	return text(e.out)
+}
+
+// nothing answers that there was nothing to do, and why: the answer is for JSON.
+func (e *env) nothing(answer any, why string) error {
+	return e.print(answer, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, why)
+		return err
+	})
 }
 
 // sentences writes a line for each rule, folded for a terminal.
@@ -473,18 +478,22 @@ func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
 		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
-	advice := "'ip link' lists the devices"
-	if similar := nearest(name, nil); similar != "" {
-		advice = "did you mean " + plain.Word(similar) + "?"
-	}
-	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), didYouMean(name, withDevices(nil), "'ip link' lists the devices"))
 }
 
-// nearest is the name of a device, or another one, that may be meant by one that does not exist; "" for none.
-func nearest(name string, others []string) string {
+// withDevices adds the names of all devices to others.
+func withDevices(names []string) []string {
 	devices, _ := netinfo.Devices()
 	for _, d := range devices {
-		others = append(others, d.Name)
+		names = append(names, d.Name)
 	}
-	return plain.SimilarName(name, others)
+	return names
+}
+
+// didYouMean asks for one of some names that may be meant by one that does not exist. If there is none, it says otherwise.
+func didYouMean(name string, names []string, otherwise string) string {
+	if similar := plain.SimilarName(name, names); similar != "" {
+		return "did you mean " + plain.Word(similar) + "?"
+	}
+	return otherwise
 }

@@ -46,7 +46,7 @@ func TestRTTOfPath(t *testing.T) {
 // The wait in the queue of a rule is part of the round trip, and while packets wait the rule limits their host.
 func TestRTTOfQueue(t *testing.T) {
 	r := newTCPRig(t)
-	r.run(words("set va egress 10.0.0.0/24 --each host --rate 4mbit --algorithm leaky --capacity 60ms --excess delay --setup-fq")...)
+	r.run(fields("set va egress 10.0.0.0/24 --each host --rate 4mbit --algorithm leaky --capacity 60ms --excess delay --setup-fq")...)
 	r.upload()
 	var got report.RTTs
 	testenv.Eventually(t, "round trips while packets wait", func() bool {

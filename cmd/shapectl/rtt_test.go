@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -35,18 +36,12 @@ func newTCPRig(t *testing.T) *tcpRig {
 	testenv.Veth(t, "va", "vb")
 	name, there := testenv.NewNamedNetns(t)
 	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "vb"), there.FD()))
-	up := func(device, address string) error {
+	up := func(device, cidr string) error {
 		l, err := netlink.LinkByName(device)
-		if err == nil {
-			err = netlink.LinkSetUp(l)
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			var a *netlink.Addr
-			if a, err = netlink.ParseAddr(address); err == nil {
-				err = netlink.AddrAdd(l, a)
-			}
-		}
-		return err
+		return errors.Join(netlink.LinkSetUp(l), address(device, cidr))
 	}
 	testenv.Must(t, up("va", "10.0.0.1/24"))
 	testenv.Must(t, there.Do(func() error { return up("vb", "10.0.0.2/24") }))
@@ -186,8 +181,7 @@ func TestRTTKilled(t *testing.T) {
 	cmd := r.command("top", "--rtt", "--once", "--interval", "1h")
 	testenv.Must(t, cmd.Start())
 	testenv.Eventually(t, "programs before and behind", func() bool { return len(r.programs()) == 5 })
-	var found []report.Finding
-	testenv.Must(t, json.Unmarshal([]byte(r.run("doctor", "-j").out), &found))
+	found, _ := r.findings()
 	for _, f := range found {
 		if f.Check == "chain" && f.Status != report.OK {
 			t.Errorf("doctor says of programs that only look: %+v", f)

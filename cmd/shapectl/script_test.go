@@ -252,7 +252,9 @@ func (s *script) does(line string) (found result) {
 	case "taps": // N
 		n, err := strconv.Atoi(rest)
 		in(err)
-		s.taps(n)
+		for i := range n {
+			in(addVeth(fmt.Sprint("tap", i), fmt.Sprint("peer", i)))
+		}
 	case "no-taps": // N
 		n, err := strconv.Atoi(rest)
 		in(err)
@@ -303,9 +305,7 @@ func (s *script) does(line string) (found result) {
 	case "env": // NAME VALUE
 		s.env[words[0]] = words[1]
 	case "no-clsact": // DEVICE: something else deletes the qdisc
-		in(netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: testenv.Link(s.t, rest).Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
-		}}))
+		in(netlink.QdiscDel(clsactQdisc(testenv.Link(s.t, rest))))
 	case "no-filters": // DEVICE: something else deletes the filters for egress
 		filters, err := netlink.FilterList(testenv.Link(s.t, rest), netlink.HANDLE_MIN_EGRESS)
 		in(err)
@@ -334,16 +334,16 @@ func (s *script) does(line string) (found result) {
 		testenv.Eventually(s.t, s.line, func() bool { return len(s.pins()) == 0 })
 	case "hooks":
 		found.out = strconv.Itoa(len(s.hooks()))
-	case "names": // COMMAND: the rules and pools that it has in JSON
-		found.out = names(s.rows(words...))
-	case "guarantees": // COMMAND: those of its rules and pools that have one
-		for _, row := range s.rows(words...) {
+	case "names": // ARGUMENTS of show: the rules and pools that it has in JSON
+		found.out = names(s.show(words...))
+	case "guarantees": // ARGUMENTS of show: those of its rules and pools that have one
+		for _, row := range s.show(words...) {
 			if row.GuaranteeBits != 0 {
 				found.out += names([]shownRule{row}) + "\n"
 			}
 		}
-	case "decide": // COMMAND: those of its rules that decide
-		found.out = names(slices.DeleteFunc(s.rows(words...), func(row shownRule) bool { return row.Decides == nil || !*row.Decides }))
+	case "decide": // ARGUMENTS of show: those of its rules that decide
+		found.out = names(slices.DeleteFunc(s.show(words...), func(row shownRule) bool { return row.Decides == nil || !*row.Decides }))
 	case "bridged":
 		s.bridged()
 	case "findings": // ARGUMENTS of doctor

@@ -24,6 +24,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -405,7 +406,6 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 			return r.Once(), err
 		}, func(text string) { e.note("rtt: " + text) })
 	}
-	counted := newEventCounter()
 	exporter, err := e.exporter(o, shared)
 	if err != nil {
 		return inputError(err)
@@ -426,8 +426,9 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 		d.add("rtt", e.rtts.Run, e.rtts.Alive, func() string { return "measuring round-trip times" })
 	}
 	if o.events {
-		exporter.Register(counted.total)
-		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready) }, func(context.Context) error { return nil },
+		total := metrics.NewEvents()
+		exporter.Register(total)
+		d.add("events", func(ctx context.Context, ready func()) error { return e.countEvents(ctx, total, ready) }, func(context.Context) error { return nil },
 			func() string { return "counting events" })
 	}
 	return nil

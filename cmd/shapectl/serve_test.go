@@ -52,6 +52,17 @@ func (s *served) client() *http.Client {
 	}}}
 }
 
+// metrics are what Prometheus would read.
+func (s *served) metrics() string {
+	s.t.Helper()
+	answer, err := s.client().Get("http://localhost/metrics")
+	testenv.Must(s.t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	testenv.Must(s.t, err)
+	return string(text)
+}
+
 // ask sends a request: a GET with a query, or a POST with a body, if it is an object. The request and the answer are
 // checked against the description of the API.
 func (s *served) ask(status int, command string, with any, says string) []byte {
@@ -262,13 +273,9 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 		testenv.Must(t, json.Unmarshal(s.ask(200, "top", "rtt=true&running=true", "interval_ns"), &got))
 		return len(got.Rules) == 1 && got.Rules[0].Limited.Receiver.Samples > 0 && len(got.Rules[0].Hosts) == 1
 	})
-	answer, err := s.client().Get("http://localhost/metrics")
-	testenv.Must(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	testenv.Must(t, err)
+	text := s.metrics()
 	for _, want := range []string{"shapectl_rule_rtt_median_seconds", "shapectl_rule_rtt_samples_total"} {
-		if !strings.Contains(string(text), "\n"+want+`{device="va",direction="egress",limited="1",network="10.0.0.0/24",side="receiver"} `) {
+		if !strings.Contains(text, "\n"+want+`{device="va",direction="egress",limited="1",network="10.0.0.0/24",side="receiver"} `) {
 			t.Errorf("the metrics have no %s: %s", want, text)
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -88,22 +87,15 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			case isNew:
 				kind = kindPool
 			}
-			if len(given) < 3 {
-				of, err := parseName("set", kind, given)
-				if err != nil {
-					return err
-				}
-				of.isNew = isNew
+			of, err := parseTarget("set", kind, given)
+			of.isNew = isNew
+			switch {
+			case err != nil:
+				return err
+			case of.networks == nil:
 				return e.setNamed(of, limit)
 			}
-			if err := checkRuleKind("set", kind); err != nil {
-				return err
-			}
-			which, err := parseFilter("set", given)
-			if err != nil {
-				return err
-			}
-			return e.set(which, limit, kind != "")
+			return e.set(of, limit)
 		},
 	}
 	limit.add(cmd.Flags(), "dst on egress, src on ingress", func(*policy.Option) bool { return true })
@@ -117,19 +109,11 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	return cmd
 }
 
-// checkRuleKind returns an error if a device, a direction and a network are given, but not for a rule.
-func checkRuleKind(verb, kind string) error {
-	if kind != "" && kind != kindRule {
-		return inputf("%s: a %s has only a name; leave the network out", verb, kind)
-	}
-	return nil
-}
-
-// set sets rules by their networks: if onlyThere, only those that are there.
-func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
-	doing := fmt.Sprintf("set %s on %s %s", which.networks, plain.Line(which.device), which.direction)
+// set sets rules by their networks: with a kind, only those that are there.
+func (e *env) set(which target, limit limitFlags) error {
+	doing := fmt.Sprintf("set %s on %s %s", which.networks, plain.Line(which.name), which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		dev, err := device(which.device)
+		dev, err := device(which.name)
 		if err != nil {
 			return err
 		}
@@ -140,36 +124,12 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 		if err != nil {
 			return err
 		}
-		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: which.direction.FarSide()}
 		if h != nil {
 			defer h.Close()
 		}
-		switch {
-		case limit.matched:
-			t.Match = limit.match
-		case h != nil && h.Set.Any(maps.InForce):
-			t.Match = h.Match() // of all rules of the direction
-		}
-		for _, p := range which.networks {
-			var have maps.Entry
-			found := false
-			if h != nil {
-				have, found = h.Set.Find(p)
-			}
-			var rule policy.Rule
-			switch {
-			case found:
-				rule, err = limit.over(&have.Rule, dev.L2Bytes)
-			case onlyThere:
-				continue
-			default:
-				rule, err = limit.Rule(p)
-				rule = rule.On(dev.L2Bytes)
-			}
-			if err != nil {
-				return inputError(err)
-			}
-			t.Rules = append(t.Rules, rule)
+		t, err := limit.table(dev, *which.direction, h, which.networks, which.kind != "")
+		if err != nil {
+			return inputError(err)
 		}
 		if t.Rules == nil {
 			return missingf("%s; nothing was changed", which.none())

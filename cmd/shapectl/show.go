@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -89,15 +88,16 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 			if err := o.check(cmd, pools); err != nil {
 				return err
 			}
-			want, err := parseSearch("show", plan, given)
+			want, err := parseTarget("show", "", given)
 			if err != nil {
 				return err
 			}
+			want.plan = plan
 			if pools {
 				if len(given) > 1 {
 					return inputf("show: --pools takes the name of a pool, or a pattern; leave the other arguments out")
 				}
-				want = filterRules{pools: true, pool: want.device, plan: plan}
+				want.kind = kindPool
 			}
 			return e.show(want, o)
 		},
@@ -146,12 +146,12 @@ func checkInterval(cmd *cobra.Command, interval time.Duration) error {
 	return nil
 }
 
-func (e *env) show(want filterRules, o showOptions) error {
+func (e *env) show(want target, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
 	read := reads{
-		what:    live.What{Buckets: o.wide || o.buckets || want.pools, Sharers: o.wide || o.buckets || o.tree || want.pools},
+		what:    live.What{Buckets: o.wide || o.buckets || want.kind == kindPool, Sharers: o.wide || o.buckets || o.tree || want.kind == kindPool},
 		buckets: o.buckets, affected: e.json || o.shadows, interval: o.interval,
 	}
 	seen, err := e.readRules(&want, read)
@@ -212,7 +212,7 @@ func (e *env) show(want filterRules, o showOptions) error {
 		switch {
 		case len(found) == 0:
 			says := want.none()
-			if says != noRules && !want.pools {
+			if says != noRules && want.kind != kindPool {
 				says += "; " + e.suggest("show") + " lists all rules"
 			}
 			_, err := fmt.Fprintln(w, says)
@@ -272,14 +272,14 @@ type seen struct {
 }
 
 // readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
-func (e *env) readRules(want *filterRules, read reads) (out *seen, err error) {
+func (e *env) readRules(want *target, read reads) (out *seen, err error) {
 	reader := cmp.Or(read.reader, new(live.Reader))
 	if read.interval > 0 {
 		first := *want
 		if once, err := e.readRules(&first, reads{reader: reader}); once == nil {
 			return nil, err
 		}
-		if err := e.wait(read.interval); err != nil {
+		if err := wait(e.context(), read.interval); err != nil {
 			return nil, err
 		}
 	}
@@ -301,17 +301,14 @@ func (e *env) readRules(want *filterRules, read reads) (out *seen, err error) {
 
 // find finds what passes a filter, which is resolved, in a reading of a namespace. unread is why some of it is missing. With the
 // error comes what was found, nil for nothing.
-func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules) (*seen, error) {
-	resolve := want.resolve
-	if want.searches {
-		resolve = func(n *loader.Namespace) error { return want.search(n, all) }
-	}
-	if err := resolve(n); err != nil {
-		return nil, err
-	}
-	if want.device != "" && !want.pattern {
-		if dev, err := netinfo.DeviceByName(want.device); err == nil {
-			want.device = dev.Name // it may have been another of its names
+func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *target) (*seen, error) {
+	if want.name != "" && want.kind != kindPool {
+		resolve := want.resolve
+		if want.networks == nil {
+			resolve = func(n *loader.Namespace) error { return want.search(n, all) }
+		}
+		if err := resolve(n); err != nil {
+			return nil, err
 		}
 	}
 	s := &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
@@ -324,7 +321,7 @@ func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *f
 	if unread != nil {
 		return nil, unread
 	}
-	if !want.pools {
+	if want.kind != kindPool {
 		found, others := e.sayElsewhere(n, *want)
 		want.lost = found && !others
 	}
@@ -356,7 +353,7 @@ func (s *seen) details(n *loader.Namespace, read reads) error {
 }
 
 // rule is all that was read of an item.
-func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) report.Rule {
+func (e *env) rule(s *seen, it *live.Item, want target, sentence bool) report.Rule {
 	r := report.Rule{Item: it}
 	if sentence {
 		r.Sentence = it.Sentence()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,14 +35,14 @@ func TestLabelRank(t *testing.T) {
 		{"*lee 41*", "Lee / Lindenallee 41 / Router", "", 3}, {"lee*rout?r", "Lee / Router", "", 3}, {"lee[^a-z]*", "Lee/B", "", 3}, {"[a/b]", "/", "", 3},
 	} {
 		l := policy.Label{Name: test.name, Plan: test.plan, Note: "site 7"}
-		if got := (filterRules{label: test.asked}).ranks()(l); got != test.want {
+		if got := (target{label: test.asked}).ranks()(l); got != test.want {
 			t.Errorf("%q of %+v has rank %d, want %d", test.asked, l, got, test.want)
 		}
 		if test.plan != "" {
-			if got := (filterRules{plan: test.plan}).ranks()(l); got != leastRank {
+			if got := (target{plan: test.plan}).ranks()(l); got != leastRank {
 				t.Errorf("plan %s has rank %d", test.plan, got)
 			}
-			if got := (filterRules{plan: "other"}).ranks()(l); got != 0 {
+			if got := (target{plan: "other"}).ranks()(l); got != 0 {
 				t.Errorf("another plan has rank %d", got)
 			}
 		}
@@ -54,7 +55,10 @@ func TestShowInterval(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1gbit")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "2000", "--each", "host")
 	r.send("10.0.0.7", 5, 1000)
-	show := r.start("show", "-j", "--interval", "1s", "va")
+	show := r.command("show", "-j", "--interval", "1s", "va")
+	var out bytes.Buffer
+	show.Stdout = &out
+	testenv.Must(t, show.Start())
 	sender := testenv.NewSender(t, "va")
 	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		for _, to := range []string{"10.0.0.7", "10.0.1.7"} {
@@ -62,9 +66,9 @@ func TestShowInterval(t *testing.T) {
 		}
 		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
 	}
-	got := show.result()
+	testenv.Must(t, show.Wait())
 	var rules []shownRule
-	testenv.Must(t, json.Unmarshal([]byte(got.out), &rules))
+	testenv.Must(t, json.Unmarshal(out.Bytes(), &rules))
 	if len(rules) < 2 || rules[0].UseBits == nil || *rules[0].UseBits == 0 || rules[0].UsePercent == nil || *rules[0].UsePercent == 0 ||
 		rules[0].DroppedPercent == nil || *rules[0].DroppedPercent != 0 || rules[0].IntervalNS == nil || *rules[0].IntervalNS < 1e9 {
 		t.Errorf("a rule that is used: %+v", rules[0])

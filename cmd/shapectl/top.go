@@ -110,10 +110,11 @@ rule, its hosts are listed, too.
 			case o.once && !set("interval") && !o.looks():
 				o.interval = onceInterval
 			}
-			want, err := parseSearch("top", plan, given)
+			want, err := parseTarget("top", "", given)
 			if err != nil {
 				return err
 			}
+			want.plan = plan
 			return e.top(want, o)
 		},
 	}
@@ -133,7 +134,7 @@ rule, its hosts are listed, too.
 // isOneIn reports whether one flow in n can be followed: n is a power of two up to 65536.
 func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
-func (e *env) top(chosen filterRules, o topOptions) error {
+func (e *env) top(chosen target, o topOptions) error {
 	onScreen := !o.once && !e.json
 	if onScreen {
 		if err := e.checkScreen(); err != nil {
@@ -236,7 +237,7 @@ func hostname() string {
 type topSource struct {
 	e         *env
 	reader    *live.Reader
-	arguments filterRules
+	arguments target
 	topOptions
 	onScreen bool
 	// all is the last reading, and chosen what of it the arguments choose; nil for all.
@@ -268,7 +269,7 @@ func (s *topSource) Read() (*live.Reading, error) {
 }
 
 // find finds the rules and pools that the arguments choose, and what these mean.
-func (s *topSource) find(r *live.Reading) (found []*live.Item, want filterRules, err error) {
+func (s *topSource) find(r *live.Reading) (found []*live.Item, want target, err error) {
 	if want = s.arguments; !want.isSome() {
 		return r.Once(), want, nil
 	}

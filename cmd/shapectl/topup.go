@@ -48,20 +48,13 @@ all gives back those of all hosts.`,
 				}
 				which = which[:len(which)-1]
 			}
-			if len(which) < 3 {
-				of, err := parseName("topup", kind, which)
-				if err != nil {
-					return err
-				}
-				of.rest = given[len(which):]
-				return e.withNamed("topup", of, t.named)
-			}
-			if err := checkRuleKind("topup", kind); err != nil {
-				return err
-			}
-			want, err := parseFilter("topup", which)
+			want, err := parseTarget("topup", kind, which)
 			if err != nil {
 				return err
+			}
+			if want.networks == nil {
+				want.rest = given[len(which):]
+				return e.withNamed(want, t.named)
 			}
 			return e.with(loader.Write, "topup", func(n *loader.Namespace) error {
 				hooks, err := want.hooksToChange(n)
@@ -69,11 +62,7 @@ all gives back those of all hosts.`,
 				if err != nil {
 					return err
 				}
-				var found []namedHook
-				for _, h := range hooks {
-					found = append(found, namedHook{h, want.entries(h.Set)})
-				}
-				return t.do(n, "", found)
+				return t.do(n, "", want.rules(hooks))
 			})
 		},
 	}
@@ -102,11 +91,11 @@ type toppedUp struct {
 }
 
 // named gives back to the quotas of a name: of its rules, or else of the pools that only they are in.
-func (t topup) named(n *loader.Namespace, of ruleName, found search) error {
+func (t topup) named(n *loader.Namespace, of target, found search) error {
 	rules, its := found.rules, []string(nil)
 	switch found.kind {
 	case "":
-		return t.e.nothingNamed("topup", of, found)
+		return t.e.nothingNamed(of, found)
 	case kindPool:
 		rules, its = nil, []string{of.name}
 	case kindDevice:

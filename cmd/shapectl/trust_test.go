@@ -144,26 +144,3 @@ func TestFilesOfOthers(t *testing.T) {
 	t.Setenv("SUDO_UID", "65534")
 	r.ok("apply", policy)
 }
-
-// TestProgramsWithoutPins sees that show and doctor tell of programs whose pins are in no bpffs that they see: it was
-// unmounted, or it is mounted elsewhere.
-func TestProgramsWithoutPins(t *testing.T) {
-	for _, hook := range []string{"clsact", "tcx"} {
-		t.Run(hook, func(t *testing.T) {
-			r := newRig(t)
-			r.env["SHAPECTL_HOOK"] = hook
-			r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-			if hook == "tcx" { // its links end with their last pin
-				elsewhere := t.TempDir()
-				testenv.Must(t, unix.Mount(r.bpffs(), elsewhere, "", unix.MS_BIND, ""))
-				defer testenv.Unmount(t, elsewhere)
-			}
-			testenv.Must(t, unix.Unmount(r.bpffs(), unix.MNT_DETACH))
-			testenv.Must(t, unix.Mount("bpf", r.bpffs(), "bpf", 0, "mode=0700"))
-			r.refused(exitDegraded, "va egress: limits of shapectl are already on the device", "show")
-			if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(bare(got.out), "failed va egress") {
-				t.Errorf("doctor: exit %d: %s%s", got.code, got.out, got.err)
-			}
-		})
-	}
-}

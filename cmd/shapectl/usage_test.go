@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
-
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -54,28 +52,6 @@ func TestErrorsInJSON(t *testing.T) {
 	if told := objects(t, got.err); len(told) != 1 || told[0]["exit_code"] != float64(got.code) || got.code == exitInput {
 		t.Errorf("%+v", got)
 	}
-}
-
-// Help fits a terminal, all of it.
-func TestHelpFits(t *testing.T) {
-	root := (&env{}).command()
-	var check func(cmd *cobra.Command)
-	check = func(cmd *cobra.Command) {
-		for _, columns := range []int{80, 200} {
-			var out strings.Builder
-			e := &env{out: &out, columns: columns}
-			e.help(cmd, nil)
-			for line := range strings.Lines(out.String()) {
-				if width := len(strings.TrimSuffix(line, "\n")); width > min(columns, widestHelp) && !strings.HasPrefix(line, "  ") {
-					t.Errorf("%s --help: a line of %d columns: %s", cmd.CommandPath(), width, line)
-				}
-			}
-		}
-		for _, sub := range cmd.Commands() {
-			check(sub)
-		}
-	}
-	check(root)
 }
 
 // A namespace is a name, a path or a process, and commands that are suggested are for the same one.

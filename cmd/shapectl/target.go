@@ -17,17 +17,15 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// filterRules says which rules are meant.
-type filterRules struct {
-	command   string            // for errors; "" for show
-	device    string            // "" for any
-	searches  bool              // device may be something else instead: find decides
-	pattern   bool              // device is a pattern: resolve decides
+// A target is what the arguments of a command mean: rules, pools or devices.
+type target struct {
+	command   string            // for errors
+	name      string            // of a device; without networks, it may be any name; "" for all
+	kind      string            // the name is only of this; "" for anything
+	pattern   bool              // the name is a pattern of devices: resolve decides
 	direction *policy.Direction // nil for both
 	networks  networks          // exactly these; nil for all
-	pools     bool              // pools, and no rules
 	lost      bool              // there are limits whose pins are not here; found by rules
-	pool      string            // with pools: exactly this one, else those that match it; "" for all
 
 	// What show searches for; each only if set.
 	address netip.Addr    // rules whose network contains it, the one that decides first
@@ -35,6 +33,11 @@ type filterRules struct {
 	wider   bool          // only that one
 	label   string        // a rule's name or plan: exactly, else by a pattern, else a part of it; else a part of the note
 	plan    string        // exactly
+
+	// What a command that changes something has, too.
+	isNew bool     // the name is that of a new pool
+	rest  []string // the arguments behind it, for commands that an error suggests
+	flags string   // those that were given, each after a space, for commands that an error suggests
 }
 
 // networks are the networks that one argument names.
@@ -47,18 +50,24 @@ func (n networks) String() string {
 	return policy.CIDR(n[0])
 }
 
-// parseSearch reads the arguments of a command that takes those of show.
-func parseSearch(cmd, plan string, given []string) (want filterRules, err error) {
-	want, err = parseFilter(cmd, given)
-	want.searches, want.plan = len(given) == 1 || len(given) == 2, plan
-	return want, err
+func (want target) String() string { return strings.Join(want.words(), " ") }
+
+// words are the device or name, and the direction.
+func (want target) words() []string {
+	if want.direction == nil {
+		return []string{want.name}
+	}
+	return []string{want.name, want.direction.String()}
 }
 
-// parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
-func parseFilter(cmd string, given []string) (want filterRules, err error) {
-	want.command = cmd
+// parseTarget reads [DEV [ingress|egress [CIDR]]] of a command, or NAME [ingress|egress] of this kind; "" for any.
+func parseTarget(cmd, kind string, given []string) (want target, err error) {
+	want.command, want.kind = cmd, kind
+	if len(given) > 2 && kind != "" && kind != kindRule {
+		return want, inputf("%s: a %s has only a name; leave the network out", cmd, kind)
+	}
 	if len(given) > 0 {
-		want.device = given[0]
+		want.name = given[0]
 	}
 	if len(given) > 1 {
 		d, err := policy.ParseDirection(given[1])
@@ -66,6 +75,9 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 			return want, inputf("%s: %w", cmd, directionError(given[1], err))
 		}
 		want.direction = &d
+		if kind == kindPool {
+			return want, inputf("%s: a pool has no direction; leave %v out", cmd, d)
+		}
 	}
 	if len(given) > 2 {
 		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
@@ -82,18 +94,15 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 const noRules = "no rules"
 
 // none says that no rule passes the filter.
-func (want filterRules) none() string {
-	if want.pools && policyfile.IsPattern(want.pool) {
-		return "there is no pool that matches " + plain.Line(want.pool)
-	}
-	if want.pools && want.pool != "" {
-		return "there is no pool " + plain.Line(want.pool)
-	}
-	if want.pools {
-		return "no pools"
-	}
+func (want target) none() string {
 	what := "rules"
 	switch {
+	case want.kind == kindPool && policyfile.IsPattern(want.name):
+		return "there is no pool that matches " + plain.Line(want.name)
+	case want.kind == kindPool && want.name != "":
+		return "there is no pool " + plain.Line(want.name)
+	case want.kind == kindPool:
+		return "no pools"
 	case want.networks != nil:
 		what = "rule for " + want.networks.String()
 	case want.address.IsValid():
@@ -109,29 +118,30 @@ func (want filterRules) none() string {
 	}
 	switch {
 	case want.pattern:
-		what += " on a device that matches " + plain.Line(want.device)
-	case want.device != "":
-		what += " on " + plain.Line(want.device)
+		what += " on a device that matches " + plain.Line(want.name)
+	case want.name != "":
+		what += " on " + plain.Line(want.name)
 	}
 	return "no " + what
 }
 
 // isSome reports whether arguments choose some of all rules.
-func (want filterRules) isSome() bool { return want.device != "" || want.plan != "" }
+func (want target) isSome() bool { return want.name != "" || want.plan != "" }
 
 // isSingle reports whether a filter is for one rule or pool rather than for many.
-func (want filterRules) isSingle() bool {
-	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() || want.pool != "" && !policyfile.IsPattern(want.pool))
+func (want target) isSingle() bool {
+	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() ||
+		want.kind == kindPool && want.name != "" && !policyfile.IsPattern(want.name))
 }
 
-// search finds out what the only argument of show means: a device, the name of rules or a pool, a direction, an
+// search finds out what the first argument of show means: a device, the name of rules or a pool, a direction, an
 // address, a network, a pattern of devices, or a part of a name, plan or note.
-func (want *filterRules) search(n *loader.Namespace, all *live.Reading) error {
-	if there, err := want.isDevice(n); there || err != nil {
+func (want *target) search(n *loader.Namespace, all *live.Reading) error {
+	if there, err := want.isThere(n); there || err != nil {
 		return err
 	}
 	named := *want
-	named.device, named.label = "", want.device
+	named.name, named.label = "", want.name
 	if err := want.searchFor(n); want.label == "" && named.isName(all) {
 		*want = named // as set and delete understand it
 	} else if err != nil {
@@ -141,14 +151,14 @@ func (want *filterRules) search(n *loader.Namespace, all *live.Reading) error {
 }
 
 // isName reports whether rules or a pool have exactly the name that the filter is for.
-func (want filterRules) isName(all *live.Reading) bool {
+func (want target) isName(all *live.Reading) bool {
 	return slices.ContainsFunc(all.Items, func(it live.Item) bool { return it.Label.Name == want.label && want.passes(&it) })
 }
 
 // searchFor is search for what is no device.
-func (want *filterRules) searchFor(n *loader.Namespace) error {
-	what := want.device
-	want.device = ""
+func (want *target) searchFor(n *loader.Namespace) error {
+	what := want.name
+	want.name = ""
 	if d, err := policy.ParseDirection(what); err == nil {
 		want.direction = &d
 		return nil
@@ -175,12 +185,12 @@ func (want *filterRules) searchFor(n *loader.Namespace) error {
 	}
 	if policyfile.CheckDevice(what) == nil && strings.ContainsAny(what, `*?[\`) {
 		if !policyfile.IsPattern(what) {
-			want.device = policyfile.Unescape(what)
+			want.name = policyfile.Unescape(what)
 			return nil
 		}
-		of := filterRules{device: what, pattern: true}
-		if there, err := of.matchesAny(n); there || err != nil {
-			want.device, want.pattern = what, there
+		of := target{name: what, pattern: true}
+		if there, err := of.isThere(n); there || err != nil {
+			want.name, want.pattern = what, there
 			return err
 		}
 	}
@@ -188,70 +198,62 @@ func (want *filterRules) searchFor(n *loader.Namespace) error {
 	return nil
 }
 
-// isDevice reports whether the filter names one device exactly: one that is there, or had rules.
-func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
-	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
+// isThere reports whether the device is there, or had rules; of a pattern, whether any that matches is. It takes the device's
+// own name, as it may have been given by another one.
+func (want *target) isThere(n *loader.Namespace) (bool, error) {
+	if !want.pattern {
+		dev, err := netinfo.DeviceByName(want.name)
+		if err == nil {
+			want.name = dev.Name
+		}
+		if !errors.Is(err, netinfo.ErrNoDevice) {
+			return err == nil, err
+		}
+	} else if devices, err := netinfo.Devices(); err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return want.matchesDevice(d.Name) }) {
 		return err == nil, err
 	}
-	hooks, err := filterRules{device: want.device}.hooks(n)
+	hooks, err := target{name: want.name, pattern: want.pattern}.hooks(n)
 	loader.CloseHooks(hooks)
 	// If they cannot be read, the caller asks for them again and gets the error.
 	unread := err != nil && n.Readable() == nil
-	return len(hooks) > 0 || unread || slices.Contains(n.Collected, want.device), nil
-}
-
-// matchesAny reports whether a pattern matches any device: one that is there, or had rules.
-func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
-	devices, err := netinfo.Devices()
-	if err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return want.matchesDevice(d.Name) }) {
-		return err == nil, err
-	}
-	hooks, err := want.hooks(n)
-	loader.CloseHooks(hooks)
-	return len(hooks) > 0 || err != nil, nil // the caller asks for them again and gets the error
+	return len(hooks) > 0 || unread || slices.ContainsFunc(n.Collected, want.matchesDevice), nil
 }
 
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
-func (e *env) checkThere(all *live.Reading, want filterRules) error {
-	name, advice := plain.Line(want.label), e.suggest("show")+" lists all rules"
+func (e *env) checkThere(all *live.Reading, want target) error {
+	name, lists := plain.Line(want.label), e.suggest("show")+" lists all rules"
 	var names []string
 	for i := range all.Items {
-		if it := &all.Items[i]; it.IsPool() || !want.pools {
+		if it := &all.Items[i]; it.IsPool() || want.kind != kindPool {
 			names = append(names, it.Label.Name)
 		}
 	}
 	switch {
-	case want.pool != "":
-		if err := policyfile.CheckPattern(want.pool); err != nil {
+	case want.kind == kindPool && want.name != "":
+		if err := policyfile.CheckPattern(want.name); err != nil {
 			return inputError(err)
 		}
-		if similar := plain.SimilarName(want.pool, names); similar != "" {
-			return inputf("%s; did you mean %s?", want.none(), plain.Word(similar))
-		}
-		return inputf("%s; %s lists the pools", want.none(), e.suggest("show --pools"))
+		return inputf("%s; %s", want.none(), didYouMean(want.name, names, e.suggest("show --pools")+" lists the pools"))
 	case strings.ContainsAny(want.label, `*?[\`):
 		if err := policyfile.CheckPattern(want.label); err != nil {
 			return inputError(err)
 		}
-		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s", name, advice)
+		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s", name, lists)
 	case want.label != "":
-		if similar := nearest(want.label, names); similar != "" {
-			advice = "did you mean " + plain.Word(similar) + "?"
-		}
-		return missingf("there is no device %s, and no rule, plan or pool has that name; %s", name, advice)
-	case want.device == "" && want.plan != "":
-		return inputf("%s; %s", want.none(), advice)
-	case want.device == "" || want.pattern:
+		return missingf("there is no device %s, and no rule, plan or pool has that name; %s", name, didYouMean(want.label, withDevices(names), lists))
+	case want.name == "" && want.plan != "":
+		return inputf("%s; %s", want.none(), lists)
+	case want.name == "" || want.pattern:
 		return nil
 	}
-	if _, err := device(want.device); err != nil || want.networks == nil {
+	if _, err := device(want.name); err != nil || want.networks == nil {
 		return err
 	}
-	return inputf("%s; %s lists its rules", want.none(), e.suggest("show", want.device))
+	return inputf("%s; %s lists its rules", want.none(), e.suggest("show", want.name))
 }
 
 // matches are the rules and pools that pass the filter.
-func (want filterRules) matches(all *live.Reading) []*live.Item {
+func (want target) matches(all *live.Reading) []*live.Item {
 	found := want.best(all)
 	if want.network != nil && len(found) == 0 {
 		want.wider = true
@@ -290,7 +292,7 @@ func withPools(found []*live.Item) []*live.Item {
 
 // best are the rules and pools that pass the filter with the highest rank; for an address, at each place the one that
 // decides first.
-func (want filterRules) best(all *live.Reading) (found []*live.Item) {
+func (want target) best(all *live.Reading) (found []*live.Item) {
 	rank, best := want.ranks(), leastRank
 	for i := range all.Items {
 		it := &all.Items[i]
@@ -317,14 +319,14 @@ func (want filterRules) best(all *live.Reading) (found []*live.Item) {
 }
 
 // passes reports whether a rule or pool passes the filter, but for its label.
-func (want filterRules) passes(it *live.Item) bool {
+func (want target) passes(it *live.Item) bool {
 	switch {
-	case want.pools && want.pool != "":
-		return it.IsPool() && (it.Key.Pool == want.pool || policyfile.IsPattern(want.pool) && matchesName(want.pool, it.Key.Pool))
-	case want.pools:
+	case want.kind == kindPool && want.name != "":
+		return it.IsPool() && (it.Key.Pool == want.name || policyfile.IsPattern(want.name) && matchesName(want.name, it.Key.Pool))
+	case want.kind == kindPool:
 		return it.IsPool()
 	case it.IsPool():
-		return want.device == "" && want.direction == nil && want.networks == nil && !want.address.IsValid() && want.network == nil
+		return want.name == "" && want.direction == nil && want.networks == nil && !want.address.IsValid() && want.network == nil
 	case !want.matchesHook(it.Device, it.Place.Direction):
 		return false
 	case want.networks != nil:
@@ -343,7 +345,7 @@ func (want filterRules) passes(it *live.Item) bool {
 const leastRank = 1
 
 // ranks returns how well a rule passes the filter by its label: less than leastRank if it does not.
-func (want filterRules) ranks() func(policy.Label) int {
+func (want target) ranks() func(policy.Label) int {
 	part, pattern := strings.ToLower(want.label), policyfile.IsPattern(want.label)
 	contains := func(text string) bool { return hasPart(strings.ToLower(text), part) }
 	rankOf := func(name string) int {
@@ -395,8 +397,21 @@ func matchesName(pattern, name string) bool {
 	return policyfile.Matches(plain(pattern), plain(name))
 }
 
+// rules are those of hooks that pass a filter of networks.
+func (want target) rules(hooks []*loader.Hook) (found []namedHook) {
+	for _, h := range hooks {
+		if h.Set == nil { // there can be no pools
+			continue
+		}
+		if entries := want.entries(h.Set); entries != nil {
+			found = append(found, namedHook{h, entries})
+		}
+	}
+	return found
+}
+
 // entries are the rules of a set that pass a filter of networks.
-func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
+func (want target) entries(s *maps.Set) (entries []maps.Entry) {
 	if want.networks == nil {
 		return s.Rules()
 	}
@@ -408,39 +423,24 @@ func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
 	return entries
 }
 
-// containing are the rules whose network contains all of p, the narrowest first.
-func containing(s *maps.Set, p netip.Prefix) (entries []maps.Entry) {
-	for bits := p.Bits(); bits >= 0; bits-- {
-		if wider, err := p.Addr().Prefix(bits); err == nil {
-			if entry, ok := s.Find(wider); ok {
-				entries = append(entries, entry)
-			}
-		}
-	}
-	return entries
-}
-
 // resolve finds out whether the device of a filter is a pattern. A name wins over a
 // pattern, and over one with escapes: that of a device which is there, or which had it and still has rules.
-func (want *filterRules) resolve(n *loader.Namespace) error {
-	if !strings.ContainsAny(want.device, `*?[\`) {
-		return nil
-	}
-	if there, err := want.isDevice(n); there || err != nil {
+func (want *target) resolve(n *loader.Namespace) error {
+	if there, err := want.isThere(n); there || err != nil || !strings.ContainsAny(want.name, `*?[\`) {
 		return err
 	}
-	if err := policyfile.CheckDevice(want.device); err != nil {
+	if err := policyfile.CheckDevice(want.name); err != nil {
 		return inputError(err)
 	}
-	if want.pattern = policyfile.IsPattern(want.device); !want.pattern {
-		want.device = policyfile.Unescape(want.device)
+	if want.pattern = policyfile.IsPattern(want.name); !want.pattern {
+		want.name = policyfile.Unescape(want.name)
 	}
 	return nil
 }
 
 // hooksToChange resolves a filter that must name devices, and finds their hooks. It returns the errors of hooks.
-func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, error) {
-	if want.device == "" {
+func (want *target) hooksToChange(n *loader.Namespace) ([]*loader.Hook, error) {
+	if want.name == "" {
 		return nil, noDevice("") // and not all hooks
 	}
 	if err := want.resolve(n); err != nil {
@@ -449,12 +449,20 @@ func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, err
 	return want.hooks(n)
 }
 
-func (want filterRules) matchesHook(device string, d policy.Direction) bool {
+// directions are those that pass the filter.
+func (want target) directions() []policy.Direction {
+	if want.direction != nil {
+		return []policy.Direction{*want.direction}
+	}
+	return []policy.Direction{policy.Egress, policy.Ingress}
+}
+
+func (want target) matchesHook(device string, d policy.Direction) bool {
 	return (want.direction == nil || *want.direction == d) && want.matchesDevice(device)
 }
 
-func (want filterRules) matchesDevice(name string) bool {
-	return want.device == "" || name == want.device || want.pattern && policyfile.Matches(want.device, name)
+func (want target) matchesDevice(name string) bool {
+	return want.name == "" || name == want.name || want.pattern && policyfile.Matches(want.name, name)
 }
 
 // poolsOf is the hook of the pools, if there can be any.
@@ -466,17 +474,14 @@ func poolsOf(n *loader.Namespace) []*loader.Hook {
 }
 
 // hooks are those that pass the filter. With the error come those that could be read.
-func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
+func (want target) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	if err := n.Readable(); err != nil {
 		return nil, err
 	}
-	if want.pools {
+	if want.kind == kindPool {
 		return poolsOf(n), nil
 	}
-	if want.device == "" && want.direction == nil {
-		return n.Hooks()
-	}
-	if want.device == "" || want.pattern {
+	if want.name == "" || want.pattern {
 		hooks, err := n.Hooks()
 		hooks = slices.DeleteFunc(hooks, func(h *loader.Hook) bool {
 			matches := want.matchesHook(h.Name(), h.Direction)
@@ -487,14 +492,10 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 		})
 		return hooks, err
 	}
-	directions := []policy.Direction{policy.Egress, policy.Ingress}
-	if want.direction != nil {
-		directions = []policy.Direction{*want.direction}
-	}
 	var hooks []*loader.Hook
 	var unread []error
-	for _, d := range directions {
-		h, err := n.Find(want.device, d)
+	for _, d := range want.directions() {
+		h, err := n.Find(want.name, d)
 		if err != nil {
 			unread = append(unread, err)
 		} else if h != nil {
