@@ -81,7 +81,7 @@ func newArena() *arena {
 
 // newPath returns an arena with a source. Packets from it to the far end go through the limiter, and only the limiter
 // delays them. Packets on the path back have a constant delay, as on a path through a network.
-func newPath(roundTrip time.Duration) *arena {
+func newPath() *arena {
 	a := newArena()
 	a.source = a.newNamespace()
 	in(a.near, func() {
@@ -99,11 +99,9 @@ func newPath(roundTrip time.Duration) *arena {
 	}
 	waitUp(a.source, sourceDevice)
 	waitUp(a.near, uplinkDevice)
-	if roundTrip > 0 {
-		in(a.far, func() {
-			runCommand("", "tc", "qdisc", "add", "dev", farDevice, "root", "netem", "delay", roundTrip.String(), "limit", "1000000")
-		})
-	}
+	in(a.far, func() {
+		runCommand("", "tc", "qdisc", "add", "dev", farDevice, "root", "netem", "delay", roundTrip.String(), "limit", "1000000")
+	})
 	return a
 }
 
@@ -339,10 +337,7 @@ func (c counter) read(address uint32) (now arrivals) {
 }
 
 // A window is what arrived within a time for each address.
-type window struct {
-	seconds float64
-	bytes   []uint64
-}
+type window struct{ bytes []uint64 }
 
 func (w window) total() (bytes float64) {
 	for _, b := range w.bytes {
@@ -351,27 +346,24 @@ func (w window) total() (bytes float64) {
 	return bytes
 }
 
-// part is what arrived in all, in % of a rate.
-func (w window) part(of policy.Rate) float64 { return 100 * w.total() * 8 / w.seconds / float64(of) }
-
 // windows returns several windows, the first of which begins after a time.
 func (c counter) windows(settle, part time.Duration, n int) (windows []window) {
-	read := func() (bytes []uint64, at time.Time) {
+	read := func() (bytes []uint64) {
 		for i := range c.counts.MaxEntries() {
 			bytes = append(bytes, c.read(i).Bytes)
 		}
-		return bytes, time.Now()
+		return bytes
 	}
 	sleep(settle)
-	before, since := read()
+	before := read()
 	for range n {
 		sleep(part)
-		now, at := read()
-		w := window{seconds: at.Sub(since).Seconds()}
+		now := read()
+		var w window
 		for i := range now {
 			w.bytes = append(w.bytes, now[i]-before[i])
 		}
-		windows, before, since = append(windows, w), now, at
+		windows, before = append(windows, w), now
 	}
 	return windows
 }

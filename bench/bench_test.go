@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // result is a figure with quartiles at 90 % and 110 %.
@@ -114,35 +113,6 @@ func TestTreeForHTB(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
 		}
-	}
-}
-
-// In each load, somebody gets less than he sends, and pools can give their members all guarantees.
-func TestLoads(t *testing.T) {
-	for _, l := range loads {
-		uplink := l.tree()
-		sent, low := 0, uint64(0)
-		for _, site := range uplink.members {
-			var guaranteed policy.Guarantee
-			for _, home := range site.members {
-				sent += home.quarters * partRate / 4
-				guaranteed += home.guarantee
-			}
-			if guaranteed > site.guarantee {
-				t.Errorf("%s: %v of %v is guaranteed", l.name, guaranteed, site.guarantee)
-			}
-			low += uint64(site.guarantee)
-		}
-		if sent < uplinkRate*5/4 || low > uplinkRate {
-			t.Errorf("%s: %d bit/s are sent, and %d guaranteed", l.name, sent, low)
-		}
-	}
-}
-
-func TestDifferences(t *testing.T) {
-	got := fmt.Sprintf("%.1f", differences([]uint64{90, 0, 220, 300, 1}, []uint64{100, 0, 200, 300, 0}))
-	if want := "[0.0 10.0 10.0 100.0]"; got != want {
-		t.Errorf("%v, want %v", got, want)
 	}
 }
 

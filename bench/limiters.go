@@ -169,7 +169,6 @@ type tree struct {
 	weight    policy.Weight
 	share     policy.Share // of a pool
 	members   []*tree
-	quarters  int // what a subscriber sends, in quarters of its part
 }
 
 // addressOf is the destination of the packets of a subscriber or sender.

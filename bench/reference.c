@@ -227,23 +227,3 @@ inline int count(struct __sk_buff *skb, int verdict)
 
 PROGRAM(count_pass, count(skb, NEXT))
 PROGRAM(count_drop, count(skb, DROP))
-
-// Records the times at which UDP packets arrive, until the array is full, and drops them.
-MAP(times, ARRAY, 0, __u32, __u64);
-
-inline int arrive(struct __sk_buff *skb)
-{
-	struct frame4 *f = frame(skb, sizeof(*f));
-	__u32 i = cursor;
-	__u64 *at = bpf_map_lookup_elem(&times, &i);
-
-	if (!f || f->ip.protocol != IPPROTO_UDP)
-		return NEXT;
-	if (at) {
-		*at = bpf_ktime_get_ns();
-		cursor++;
-	}
-	return DROP;
-}
-
-PROGRAM(arrivals, arrive(skb))
