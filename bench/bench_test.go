@@ -123,8 +123,8 @@ func TestWalkAndCount(t *testing.T) {
 	defer made.Close()
 	testenv.Must(t, try(func() {
 		p, maps := made.reference("count_pass", 256, nil)
-		walk := made.walk("walk_4", []netip.Addr{addressOf(0), addressOf(1), addressOf(2), addressOf(3)}, p)
-		_, _, err := walk[0].Benchmark(udp(false), 8, func() {})
+		walk := made.walk("walk_destination", []netip.Addr{addressOf(0), addressOf(1), addressOf(2), addressOf(3)}, p)
+		_, _, err := walk[0].Benchmark(udp(), 8, func() {})
 		check(err)
 		for i := range uint32(5) {
 			if got := (counter{maps["counts"]}).read(i); i < 4 && (got.Packets != 2 || got.Bytes != 2*64) || i == 4 && got.Packets != 0 {
