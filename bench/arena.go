@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -165,35 +164,18 @@ func (a *arena) tc(commands string) {
 func runCommand(input, name string, args ...string) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = strings.NewReader(input)
-	must(watchCommand(cmd))
+	check(runWell(cmd))
 }
 
-// watchCommand runs a command, and returns the peak of the memory of its process in MiB, without maps, which it shares
-// with the kernel.
-func watchCommand(cmd *exec.Cmd) (peakMiB float64, err error) {
+// runWell runs a command. An error has what it says.
+func runWell(cmd *exec.Cmd) error {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	check(cmd.Start())
-	// The kernel knows the peak only with maps.
-	ended := make(chan struct{})
-	var looking sync.WaitGroup
-	looking.Go(func() {
-		for {
-			peakMiB = max(peakMiB, readMiB(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid), "RssAnon"))
-			select {
-			case <-ended:
-				return
-			case <-time.After(2 * time.Millisecond):
-			}
-		}
-	})
-	err = cmd.Wait()
-	close(ended)
-	looking.Wait()
+	err := cmd.Run()
 	if err != nil {
 		err = fmt.Errorf("%s: %w: %.300s", cmd, err, stderr.String())
 	}
-	return peakMiB, err
+	return err
 }
 
 // attach attaches a program with tcx: to the egress of the near end, or the ingress of the far end.
