@@ -574,40 +574,6 @@ func TestDrainedBucketsAreRemoved(t *testing.T) {
 	}
 }
 
-func BenchmarkModel(b *testing.B) {
-	for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
-		b.Run(policy.Each{Kind: each}.String(), func(b *testing.B) { benchmark(b, NewModel(bothFamilies(1e9, 1<<20, each))) })
-	}
-}
-
-func BenchmarkKernel(b *testing.B) {
-	testenv.Root(b)
-	for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
-		b.Run(policy.Each{Kind: each}.String(), func(b *testing.B) {
-			k, err := NewKernel(bothFamilies(1e9, 1<<20, each))
-			testenv.Must(b, err)
-			defer k.Close()
-			benchmark(b, k)
-		})
-	}
-}
-
-func benchmark(b *testing.B, e Engine) {
-	network := ip4("192.0.2.1", "10.0.0.1", 17, 0, ports(1000, 53, 500)...)
-	s := NewSummary(bothFamilies(1e9, 1<<20, policy.EachFlow))
-	now := uint64(0)
-	for b.Loop() {
-		now += 1000
-		network[19]++
-		r, err := e.Offer(at(now, typeIPv4, network))
-		if err != nil {
-			b.Fatal(err)
-		}
-		s.Add(r)
-	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mpackets/s")
-}
-
 // Both engines exempt genuine neighbour discovery, and limit packets that a router would forward.
 func TestNeighbourDiscovery(t *testing.T) {
 	big := make([]byte, 1237)
