@@ -99,13 +99,13 @@ func TestNumber(t *testing.T) {
 
 func TestTreeForHTB(t *testing.T) {
 	got := (&tree{rate: 9e6, members: []*tree{
-		{rate: 5e6, guarantee: 4e6, members: []*tree{{rate: 2e6, guarantee: 1e6}}}, {rate: 3e6, weight: 2},
+		{rate: 5e6, guarantee: 4e6, members: []*tree{{rate: 2e6, guarantee: 1e6}}}, {rate: 3e6},
 	}}).htb()
 	for _, want := range []string{
 		"class add dev near parent 1: classid 1:1000 htb rate 9000000bit ceil 9000000bit quantum 1514\n",
 		"class add dev near parent 1:1000 classid 1:1001 htb rate 4000000bit ceil 5000000bit quantum 1514\n",
 		"class add dev near parent 1:1001 classid 1:1 htb rate 1000000bit ceil 2000000bit quantum 1514\n",
-		"class add dev near parent 1:1000 classid 1:2 htb rate 8bit ceil 3000000bit quantum 3028\n",
+		"class add dev near parent 1:1000 classid 1:2 htb rate 8bit ceil 3000000bit quantum 1514\n",
 		"u32 ht 2:0: match ip dst 10.1.2.0 flowid 1:1\n",
 		"u32 ht 2:1: match ip dst 10.1.2.1 flowid 1:2\n",
 		"qdisc add dev near parent 1:2 pfifo limit 24\n",

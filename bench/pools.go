@@ -82,9 +82,9 @@ func sharing() {
 	for _, rate := range unlessQuick(rates, rates[:1]) {
 		for _, s := range subjects {
 			for _, w := range share(s, rate) {
-				worst := 0.0
-				for _, bytes := range w.bytes {
-					worst = max(worst, math.Abs(float64(bytes)/w.total()*float64(len(w.bytes))-1))
+				third, worst := float64(w[0]+w[1]+w[2])/3, 0.0
+				for _, bytes := range w {
+					worst = max(worst, math.Abs(float64(bytes)/third-1))
 				}
 				add(fmt.Sprintf("Cubic, BBR and UDP, 20 ms round trip: %v", rate), s.name, "worst, % off a third", s.note, 100*worst)
 			}
@@ -98,7 +98,7 @@ func share(s limiter, rate policy.Rate) (windows []window) {
 	defer a.Close()
 	// The far end accepts packets to all addresses of the rules, and UDP.
 	ip(a.far, fmt.Sprintf("route add local %v dev far\n", everything))
-	check(unix.Bind(a.socket(a.far, unix.AF_INET, unix.SOCK_DGRAM, 0), &unix.SockaddrInet4{Port: farPort}))
+	check(unix.Bind(a.socket(a.far), &unix.SockaddrInet4{Port: farPort}))
 	arrived := a.count(len(senders), "count_pass")
 	udp := a.newSender(a.source, floodPayload, senders[2])
 	s.set(a, limit{rate, policy.DefaultCapacity(rate)})
