@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -81,7 +80,7 @@ func newArena() *arena {
 
 // newPath returns an arena with a source. Packets from it to the far end go through the limiter, and only the limiter
 // delays them. Packets on the path back have a constant delay, as on a path through a network.
-func newPath(roundTrip time.Duration) *arena {
+func newPath() *arena {
 	a := newArena()
 	a.source = a.newNamespace()
 	in(a.near, func() {
@@ -99,11 +98,9 @@ func newPath(roundTrip time.Duration) *arena {
 	}
 	waitUp(a.source, sourceDevice)
 	waitUp(a.near, uplinkDevice)
-	if roundTrip > 0 {
-		in(a.far, func() {
-			runCommand("", "tc", "qdisc", "add", "dev", farDevice, "root", "netem", "delay", roundTrip.String(), "limit", "1000000")
-		})
-	}
+	in(a.far, func() {
+		runCommand("", "tc", "qdisc", "add", "dev", farDevice, "root", "netem", "delay", roundTrip.String(), "limit", "1000000")
+	})
 	return a
 }
 
@@ -167,35 +164,18 @@ func (a *arena) tc(commands string) {
 func runCommand(input, name string, args ...string) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = strings.NewReader(input)
-	must(watchCommand(cmd))
+	check(runWell(cmd))
 }
 
-// watchCommand runs a command, and returns the peak of the memory of its process in MiB, without maps, which it shares
-// with the kernel.
-func watchCommand(cmd *exec.Cmd) (peakMiB float64, err error) {
+// runWell runs a command. An error has what it says.
+func runWell(cmd *exec.Cmd) error {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	check(cmd.Start())
-	// The kernel knows the peak only with maps.
-	ended := make(chan struct{})
-	var looking sync.WaitGroup
-	looking.Go(func() {
-		for {
-			peakMiB = max(peakMiB, readMiB(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid), "RssAnon"))
-			select {
-			case <-ended:
-				return
-			case <-time.After(2 * time.Millisecond):
-			}
-		}
-	})
-	err = cmd.Wait()
-	close(ended)
-	looking.Wait()
+	err := cmd.Run()
 	if err != nil {
 		err = fmt.Errorf("%s: %w: %.300s", cmd, err, stderr.String())
 	}
-	return peakMiB, err
+	return err
 }
 
 // attach attaches a program with tcx: to the egress of the near end, or the ingress of the far end.
@@ -211,9 +191,9 @@ func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) {
 	})
 }
 
-// socket opens a socket in a namespace.
-func (a *arena) socket(namespace netns.NsHandle, family, kind, protocol int) (fd int) {
-	in(namespace, func() { fd = must(unix.Socket(family, kind|unix.SOCK_CLOEXEC, protocol)) })
+// socket opens a UDP socket in a namespace.
+func (a *arena) socket(namespace netns.NsHandle) (fd int) {
+	in(namespace, func() { fd = must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)) })
 	a.keepFD(fd)
 	return fd
 }
@@ -239,22 +219,15 @@ const (
 type sender struct {
 	fd      int
 	payload []byte
-	targets []unix.Sockaddr // used in turn; of one, the socket is connected
-	packets int             // that it has sent
+	packets int // that it has sent
 }
 
-// newSender returns a sender in a namespace, with so many bytes of payload per packet, to IPv4 addresses.
-func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...netip.Addr) *sender {
-	s := &sender{payload: make([]byte, payload)}
-	for _, t := range targets {
-		s.targets = append(s.targets, &unix.SockaddrInet4{Port: farPort, Addr: t.As4()})
-	}
-	s.fd = a.socket(namespace, unix.AF_INET, unix.SOCK_DGRAM, 0)
+// newSender returns a sender in a namespace, with so many bytes of payload per packet, to an IPv4 address.
+func (a *arena) newSender(namespace netns.NsHandle, payload int, target netip.Addr) *sender {
+	s := &sender{fd: a.socket(namespace), payload: make([]byte, payload)}
 	// Larger than any queue, so that a full queue drops packets and does not block the sender.
 	check(unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20))
-	if len(targets) == 1 {
-		check(unix.Connect(s.fd, s.targets[0]))
-	}
+	check(unix.Connect(s.fd, &unix.SockaddrInet4{Port: farPort, Addr: target.As4()}))
 	return s
 }
 
@@ -262,18 +235,13 @@ func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...neti
 func (s *sender) send(packets int) (nanoseconds float64) {
 	start := time.Now()
 	for range packets {
-		var err error
-		if len(s.targets) > 1 {
-			err = unix.Sendto(s.fd, s.payload, unix.MSG_DONTWAIT, s.targets[s.packets%len(s.targets)])
-		} else if _, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(&s.payload[0])),
-			uintptr(len(s.payload)), unix.MSG_DONTWAIT, 0, 0); errno != 0 { // a raw call skips the scheduler of Go
-			err = errno
-		}
-		if err != unix.EPERM && err != unix.ENOBUFS { // a drop
+		// A raw call skips the scheduler of Go.
+		_, _, err := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(&s.payload[0])), uintptr(len(s.payload)), unix.MSG_DONTWAIT, 0, 0)
+		if err != 0 && err != unix.EPERM && err != unix.ENOBUFS { // these are drops
 			check(err)
 		}
-		s.packets++
 	}
+	s.packets += packets
 	return float64(time.Since(start)) / float64(packets)
 }
 
@@ -338,40 +306,26 @@ func (c counter) read(address uint32) (now arrivals) {
 	}
 }
 
-// A window is what arrived within a time for each address.
-type window struct {
-	seconds float64
-	bytes   []uint64
-}
-
-func (w window) total() (bytes float64) {
-	for _, b := range w.bytes {
-		bytes += float64(b)
-	}
-	return bytes
-}
-
-// part is what arrived in all, in % of a rate.
-func (w window) part(of policy.Rate) float64 { return 100 * w.total() * 8 / w.seconds / float64(of) }
+// A window has the bytes that arrived within a time for each address.
+type window []uint64
 
 // windows returns several windows, the first of which begins after a time.
 func (c counter) windows(settle, part time.Duration, n int) (windows []window) {
-	read := func() (bytes []uint64, at time.Time) {
+	read := func() (bytes window) {
 		for i := range c.counts.MaxEntries() {
 			bytes = append(bytes, c.read(i).Bytes)
 		}
-		return bytes, time.Now()
+		return bytes
 	}
 	sleep(settle)
-	before, since := read()
+	before := read()
 	for range n {
 		sleep(part)
-		now, at := read()
-		w := window{seconds: at.Sub(since).Seconds()}
+		now := read()
 		for i := range now {
-			w.bytes = append(w.bytes, now[i]-before[i])
+			before[i] = now[i] - before[i]
 		}
-		windows, before, since = append(windows, w), now, at
+		windows, before = append(windows, before), now
 	}
 	return windows
 }

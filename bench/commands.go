@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -17,7 +14,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -59,7 +55,7 @@ func setup() {
 	}
 }
 
-// round loads n rules once, and changes random ones, and then a single one: as many as fit into a second.
+// round loads n rules once, and changes random ones: as many as fit into a second.
 func (c contender) round(n int) {
 	a := newArena()
 	defer a.Close()
@@ -70,17 +66,12 @@ func (c contender) round(n int) {
 		before, start := settledMemory(), time.Now()
 		load()
 		add("Time to load rules"+column, c.subject, "s", c.note, time.Since(start).Seconds())
-		memory, one := kernelMemory()-before, 0
-		for _, each := range []string{"a random one each time", "always the same one"} {
-			for i, begin := 0, time.Now(); i == 0 || i < unlessQuick(51, 3) && time.Since(begin) < time.Second; i++ {
-				if which := r.IntN(n); i == 0 || each != "always the same one" {
-					one = which
-				}
-				do := change(one)
-				start := time.Now()
-				do()
-				add("Time to change one rule, "+each+column, c.subject, "µs", c.note, float64(time.Since(start))/float64(time.Microsecond))
-			}
+		memory := kernelMemory() - before
+		for i, begin := 0, time.Now(); i == 0 || i < unlessQuick(51, 3) && time.Since(begin) < time.Second; i++ {
+			do := change(r.IntN(n))
+			start := time.Now()
+			do()
+			add("Time to change one rule, a random one each time"+column, c.subject, "µs", c.note, float64(time.Since(start))/float64(time.Microsecond))
 		}
 		add("Kernel memory of rules"+column, c.subject, "MiB", c.note, memory)
 	})
@@ -195,7 +186,7 @@ func settledMemory() float64 {
 }
 
 // The suite policy applies whole policies with the command, like a user. The suite hooks limits many devices of one
-// namespace, like a host of virtual machines or containers. Both measure the time of commands and the kernel memory.
+// namespace, like a host of virtual machines or containers. Both measure the time of commands.
 
 // A bench has the command, built like a release, and a folder for files.
 type bench struct{ dir, binary string }
@@ -208,26 +199,21 @@ func withCommand(f func(bench)) {
 	f(b)
 }
 
-// command returns a command of shapectl with its pins in an arena.
-func (b bench) command(ctx context.Context, a *arena, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, b.binary, args...)
-	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
-	return cmd
-}
-
-// run runs commands in the near namespace, and calls each with their time in s and their peak memory without maps in MiB.
-// A command is what it is called, and its words.
-func (b bench) run(a *arena, each func(subject string, took, peak float64), commands ...[2]string) {
+// run runs commands in the near namespace, with their pins in the arena, and records their times. A command is what it is
+// called, and its words.
+func (b bench) run(a *arena, name string, commands ...[2]string) {
 	for _, c := range commands {
 		args := strings.Fields(c[1])
+		cmd := exec.CommandContext(ctx, b.binary, args...)
+		cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
 		in(a.near, func() {
 			start := time.Now()
-			peak, err := watchCommand(b.command(ctx, a, args...))
+			err := runWell(cmd)
 			// diff has found differences.
 			if failed := new(exec.ExitError); args[0] != "diff" || !errors.As(err, &failed) || failed.ExitCode() != 3 {
 				check(err)
 			}
-			each("shapectl "+c[0], time.Since(start).Seconds(), peak)
+			add(name, "shapectl "+c[0], "s", "", time.Since(start).Seconds())
 		})
 	}
 }
@@ -263,15 +249,8 @@ func policies() {
 func (b bench) policy(size, file, changed, one string) {
 	a := newArena()
 	defer a.Close()
-	before := settledMemory()
-	b.run(a, func(subject string, took, peak float64) {
-		add("Time of a command: "+size, subject, "s", "", took)
-		add("Peak memory of a command, without maps: "+size, subject, "MiB", "", peak)
-		if before != 0 {
-			add("Kernel memory of a policy: "+size, "shapectl, one bucket for each prefix", "MiB", "", settledMemory()-before)
-			before = 0
-		}
-	},
+	settledMemory() // wait until the kernel has freed the previous arena
+	b.run(a, "Time of a command: "+size,
 		[2]string{"apply, no rules before", "apply " + file},
 		[2]string{"apply, nothing to change", "apply " + file},
 		[2]string{"apply, 1 % changes", "apply " + changed},
@@ -294,34 +273,16 @@ func hooks() {
 				b.commands(devices)
 			}
 		}
-		for _, devices := range unlessQuick([]int{0, 20, 1000}, []int{0, 20}) {
-			say("  serve, memory: %s devices", count(devices))
-			for range rounds(5) {
-				b.devices(devices, "all", func(a *arena) { b.watch(a, devices, unlessQuick(20, 4)) })
-				if devices > 0 {
-					b.devices(devices, "host", func(*arena) {})
-				}
-			}
-		}
 	})
 }
 
-// addDevices adds veth pairs with so many devices to an arena.
-func (a *arena) addDevices(prefix string, devices int) {
-	in(a.near, func() {
-		for i := 0; i < devices; i += 2 {
-			addVeth(prefix+strconv.Itoa(i), prefix+strconv.Itoa(i+1), nil)
-		}
-	})
-}
-
-// forDevices writes a policy with these rules, in YAML, for each direction of devices. They may have a rate in kbit/s,
-// which is another one for each device.
-func (b bench) forDevices(name string, devices int, rules string, rate int) (file string) {
+// forDevices writes a policy with a rule for each direction of devices, which has a rate in kbit/s: another one for each
+// device.
+func (b bench) forDevices(name string, devices int, rate int) (file string) {
 	text := "devices:\n"
 	for i := range devices {
-		of := strings.ReplaceAll(rules, "RATE", fmt.Sprintf("%dkbit", rate+i))
-		text += fmt.Sprintf("  dev%d: {egress: %s, ingress: %s}\n", i, of, of)
+		rule := fmt.Sprintf("{10.0.0.0/8: %dkbit}", rate+i)
+		text += fmt.Sprintf("  dev%d: {egress: %s, ingress: %s}\n", i, rule, rule)
 	}
 	file = filepath.Join(b.dir, name+".yaml")
 	check(os.WriteFile(file, []byte(text), 0o600))
@@ -330,65 +291,19 @@ func (b bench) forDevices(name string, devices int, rules string, rate int) (fil
 
 // commands measures the time of each command once, with a rule in each direction.
 func (b bench) commands(devices int) {
-	const rules = "{10.0.0.0/8: RATE}"
-	file, changed := b.forDevices("devices", devices, rules, 10_000), b.forDevices("changed", devices, rules, 20_000)
+	file, changed := b.forDevices("devices", devices, 10_000), b.forDevices("changed", devices, 20_000)
 	a := newArena()
 	defer a.Close()
-	a.addDevices("dev", devices)
+	in(a.near, func() {
+		for i := 0; i < devices; i += 2 {
+			addVeth("dev"+strconv.Itoa(i), "dev"+strconv.Itoa(i+1), nil)
+		}
+	})
 	settledMemory() // wait until the kernel has freed the previous arena
-	b.run(a, func(subject string, took, _ float64) {
-		add("Time of a command, by number of devices: "+count(devices), subject, "s", "", took)
-	},
+	b.run(a, "Time of a command, by number of devices: "+count(devices),
 		[2]string{"apply, no rules before", "apply " + file},
 		[2]string{"apply, all rates change", "apply " + changed},
 		[2]string{"apply, nothing to change", "apply " + changed},
 		[2]string{"set, one rule", "set dev0 egress 10.0.0.0/8 --rate 7777kbit"},
 		[2]string{"flush --all", "flush --all"})
-}
-
-// devices measures the memory of two rules in each direction of devices once, and calls then with these rules in force.
-func (b bench) devices(devices int, each string, then func(*arena)) {
-	a := newArena()
-	defer a.Close()
-	a.addDevices("dev", devices)
-	ignore := func(string, float64, float64) {}
-	if devices > 0 {
-		file := b.forDevices("devices", devices, fmt.Sprintf("{10.0.0.0/8: {rate: RATE, each: %s}, 11.0.0.0/8: {rate: RATE, each: %[1]s}}", each), 10_000)
-		before := settledMemory()
-		b.run(a, ignore, [2]string{"", "apply " + file})
-		add("Kernel memory, by number of devices: "+count(devices), "shapectl, each "+each, "MiB", "", settledMemory()-before)
-	}
-	then(a)
-	b.run(a, ignore, [2]string{"", "flush --all"}) // detaching is slow when the kernel does it with the namespace
-}
-
-// watch starts `shapectl serve` and adds new devices. It measures the time from before the
-// first of them until all have their rules.
-func (b bench) watch(a *arena, devices, fresh int) {
-	const patience = 2 * time.Minute // the longest time until devices have their rules
-	file, socket := filepath.Join(b.dir, "watch.yaml"), filepath.Join(b.dir, "notify")
-	check(os.WriteFile(file, []byte("devices: {new*: {egress: {10.0.0.0/8: 5mbit}, ingress: {10.0.0.0/8: 5mbit}}}\n"), 0o600))
-	manager := must(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))
-	defer os.Remove(socket)
-	defer manager.Close()
-	serving, end := context.WithTimeout(ctx, patience)
-	cmd := b.command(serving, a, "serve", "--listen", "none", "--socket", "none", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+socket)
-	cmd.Stderr = os.Stderr
-	lines := bufio.NewScanner(must(cmd.StdoutPipe()))
-	in(a.near, func() { check(cmd.Start()) })
-	defer cmd.Wait()
-	defer end()
-	check(manager.SetReadDeadline(time.Now().Add(patience)))
-	must(manager.Read(make([]byte, 100))) // it is ready
-	start := time.Now()
-	a.addDevices("new", fresh)
-	for reported := range 2 * fresh { // a line for each direction
-		if !lines.Scan() {
-			check(fmt.Errorf("%s: reported %d directions of devices instead of %d", cmd, reported, 2*fresh))
-		}
-	}
-	add(fmt.Sprintf("Time until %d new devices have rules, by number of limited devices: %s", fresh, count(devices)),
-		"shapectl serve", "s", "", time.Since(start).Seconds())
 }

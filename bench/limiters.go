@@ -166,10 +166,8 @@ func (b *batch) hash(network netip.Prefix, mask uint32) {
 type tree struct {
 	rate      policy.Rate
 	guarantee policy.Guarantee
-	weight    policy.Weight
 	share     policy.Share // of a pool
 	members   []*tree
-	quarters  int // what a subscriber sends, in quarters of its part
 }
 
 // addressOf is the destination of the packets of a subscriber or sender.
@@ -181,7 +179,7 @@ func (t *tree) put(a *arena) {
 	subscribers := 0
 	var add func(t *tree, within string)
 	add = func(t *tree, within string) {
-		l := policy.Limit{Rate: t.rate, Guarantee: t.guarantee, Weight: t.weight, Share: t.share, Within: policy.Within(within)}
+		l := policy.Limit{Rate: t.rate, Guarantee: t.guarantee, Share: t.share, Within: policy.Within(within)}
 		if t.members == nil {
 			tables = append(tables, rulesOf(must(l.Rule(netip.PrefixFrom(addressOf(subscribers), 32)))))
 			subscribers++
@@ -215,7 +213,7 @@ func (t *tree) htb() string {
 		}
 		class := fmt.Sprintf("1:%x", number)
 		b.line("class add dev near parent %s classid %s htb rate %dbit ceil %dbit quantum %d",
-			parent, class, max(uint64(t.guarantee), 8), uint64(t.rate), maxFrame*int(t.weight.Value()))
+			parent, class, max(uint64(t.guarantee), 8), uint64(t.rate), maxFrame)
 		if t.members == nil {
 			b.line("qdisc add dev near parent %s pfifo limit %d", class, max(10, uint64(t.rate)/8/10/maxFrame))
 		}

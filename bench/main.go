@@ -54,7 +54,7 @@ var suites = []suite{
 	{name: "queue", title: "Queues", guest: queue, how: []string{"-i", "-t", "3600"}},
 	{name: "setup", title: "Loading and changing rules", here: setup},
 	{name: "policy", title: "Whole policies on the command line", here: policies},
-	{name: "pools", title: "Pools and fair shares", here: pools, guest: guestPools, how: []string{"-i", "-t", "3600"}},
+	{name: "pools", title: "Pools and fair shares", guest: guestPools, how: []string{"-i", "-t", "3600"}},
 	{name: "hooks", title: "Rules on many devices", here: hooks},
 }
 

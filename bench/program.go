@@ -29,19 +29,16 @@ var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
 // lab is shared by all cases of the suite.
 type lab struct {
 	owned
-	empty, clock *ebpf.Program
+	clock *ebpf.Program
 }
 
 func program() {
 	var l lab
 	defer l.Close()
-	l.empty, l.clock = l.plain("empty"), l.plain("clock")
+	l.clock = l.plain("clock")
 	onLastCPU(func() {
-		l.kinds()
-		for _, ipv6 := range []bool{false, true} {
-			for _, n := range unlessQuick([]int{1, 100, 10_000, 100_000, 1_000_000}, []int{1, 100, 1000}) {
-				l.prefixes(ipv6, n)
-			}
+		for _, n := range unlessQuick([]int{1, 100, 10_000, 100_000, 1_000_000}, []int{1, 100, 1000}) {
+			l.prefixes(n)
 		}
 		for _, n := range unlessQuick([]int{1, 1 << 10, 1 << 16, 1 << 20, 1 << 22}, []int{1, 1 << 10, 1 << 12}) {
 			l.flows(n)
@@ -54,40 +51,31 @@ func program() {
 type arm struct {
 	subject, note string
 	program       *ebpf.Program
-	walks         bool // behind a walk, whose cost is subtracted
 }
 
-// contest runs arms in turns with a packet, and calls each with the costs of each round in ns. The first two are those of
-// the empty program and the clock program. walk is the clock program behind a walk; it may be nil.
-func (l *lab) contest(rounds int, packet []byte, walk *ebpf.Program, arms []arm, each func(costs []float64)) {
-	arms = append([]arm{{program: l.empty}, {program: l.clock}}, arms...)
-	if walk != nil {
-		arms = append(arms, arm{program: walk})
-	}
+// programsOf are those of arms.
+func programsOf(arms []arm) (programs []*ebpf.Program) {
 	for _, a := range arms {
-		nanoseconds(a.program, packet, 10_000) // to warm up
+		programs = append(programs, a.program)
 	}
-	interleave(rounds, len(arms), func(i int) float64 {
-		if arms[i].walks || arms[i].program == walk { // packets that need different memory
-			return nanoseconds(arms[i].program, packet, 100_000)
-		}
-		return nanoseconds(arms[i].program, packet, 50_000)
+	return programs
+}
+
+// contest runs arms behind a walk through addresses, in turns, and records their costs in ns without that of the walk.
+func (l *lab) contest(name string, rounds int, walk string, addresses []netip.Addr, arms []arm) {
+	var made owned
+	defer made.Close()
+	programs := append([]*ebpf.Program{l.clock}, made.walk(walk, addresses, append([]*ebpf.Program{l.clock}, programsOf(arms)...)...)...)
+	for _, p := range programs {
+		nanoseconds(p, udp(), 10_000) // to warm up
+	}
+	interleave(rounds, len(programs), func(i int) float64 {
+		return nanoseconds(programs[i], udp(), 100_000)
 	}, func(costs []float64) {
 		for i, a := range arms {
-			if a.walks {
-				costs[i] -= costs[len(costs)-1] - costs[1]
-			}
+			add(name, a.subject, "ns", a.note, costs[2+i]-(costs[1]-costs[0]))
 		}
-		each(costs)
 	})
-}
-
-// addCosts records the costs of arms in one round of a case.
-func addCosts(name string, arms []arm, clock float64, costs []float64) {
-	for i, a := range arms {
-		add(name, a.subject, "ns", a.note, costs[i])
-		add(name, a.subject, "x clock", a.note, costs[i]/clock)
-	}
 }
 
 // nanoseconds returns the mean CPU time of a run of a program. It is the time of this
@@ -127,51 +115,13 @@ func generous(p netip.Prefix, a policy.Algorithm) policy.Rule {
 	return policy.Rule{Prefix: p, Rate: policy.MaxRate, Capacity: 1 << 30, Algorithm: a}
 }
 
-// kinds measures one bucket that is always the same, by bucket scope.
-func (l *lab) kinds() {
-	say("  one rule and one bucket")
-	for _, k := range []struct {
-		column string
-		ipv6   bool
-		prefix netip.Prefix
-		each   policy.Each
-	}{
-		{"no rule matches, IPv4", false, everything6, policy.Each{}},
-		{"no rule matches, IPv6", true, everything, policy.Each{}},
-		{"all, IPv4", false, everything, policy.Each{}},
-		{"all, IPv6", true, everything6, policy.Each{}},
-		{"host, IPv4", false, everything, policy.Each{Kind: policy.EachHost}},
-		{"host, IPv6", true, everything6, policy.Each{Kind: policy.EachHost}},
-		{"/64, IPv6", true, everything6, policy.Each{Kind: policy.EachSubnet, Bits: 64}},
-		{"flow, IPv4", false, everything, policy.Each{Kind: policy.EachFlow}},
-		{"flow, IPv6", true, everything6, policy.Each{Kind: policy.EachFlow}},
-	} {
-		var made owned
-		arms := []arm{{subject: emptyProgram}, {subject: clockProgram}} // in every contest
-		for _, a := range algorithms {
-			rule := generous(k.prefix, a)
-			rule.Each = k.each
-			p, _ := made.loaded(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
-			arms = append(arms, arm{subject: name(a), program: p})
-		}
-		l.contest(rounds(61), udp(k.ipv6), nil, arms[2:], func(costs []float64) {
-			addCosts("One rule, one bucket: "+k.column, arms, costs[1], costs)
-		})
-		made.Close()
-	}
-}
-
 // prefixes compares rules for up to a million prefixes with an LPM trie of the same prefixes.
-func (l *lab) prefixes(ipv6 bool, n int) {
-	family, suffix := "IPv4", "4"
-	if ipv6 {
-		family, suffix = "IPv6", "6"
-	}
-	say("  %s prefixes, %s", count(n), family)
+func (l *lab) prefixes(n int) {
+	say("  %s prefixes", count(n))
 	var made owned
 	defer made.Close()
 	random := newRandom()
-	prefixes := mixedPrefixes(random, ipv6, n)
+	prefixes := mixedPrefixes(random, false, n)
 	var arms []arm
 	for _, a := range algorithms {
 		rules := make([]policy.Rule, n)
@@ -181,58 +131,22 @@ func (l *lab) prefixes(ipv6 bool, n int) {
 		p, _ := made.loaded(maps.Size{Rules: uint32(n), Buckets: 1}, rules)
 		arms = append(arms, arm{subject: name(a), program: p})
 	}
-	bare, maps := made.reference("trie_"+suffix, n, nil)
+	bare, maps := made.reference("lookup", n, nil)
 	for i, p := range prefixes {
 		key := append(binary.NativeEndian.AppendUint32(nil, uint32(p.Bits())), p.Addr().AsSlice()...)
-		check(maps["trie"+suffix].Put(key, uint32(i)))
+		check(maps["trie"].Put(key, uint32(i)))
 	}
-	charged, _ := made.reference("charged_"+suffix, n, sharedMaps{"trie" + suffix: maps["trie"+suffix]})
+	charged, _ := made.reference("charged", n, sharedMaps{"trie": maps["trie"]})
 	arms = append(arms,
 		arm{subject: "LPM trie", note: "lookup only: no clock, no bucket", program: bare},
 		arm{subject: "LPM trie, clock and bucket", note: "fixed rate, no counters", program: charged})
-	inside := func() netip.Addr { return addressIn(random, prefixes[random.IntN(n)]) }
-	// A long walk has so many addresses that one is no longer in the cache when the walk repeats.
-	long := unlessQuick(1<<20, 1<<14)
-	for _, pattern := range []struct {
-		table   string
-		address func() netip.Addr
-		many    int
-	}{
-		{"one address", inside, 1},
-		{"addresses in all prefixes", inside, long},
-		{"any address", func() netip.Addr { return randomAddress(random, ipv6) }, long},
-	} {
-		addresses := make([]netip.Addr, pattern.many)
-		for i := range addresses {
-			addresses[i] = pattern.address()
-		}
-		walk, walking := l.walking(&made, "walk_"+suffix, addresses, arms)
-		title := family + " prefixes, " + pattern.table + ": " + count(n)
-		l.contest(rounds(17), udp(ipv6), walk, walking, func(costs []float64) {
-			addCosts(title, walking, costs[1], costs[2:])
-			for i := range algorithms {
-				add(title, arms[i].subject, "x trie", "", costs[2+i]/costs[4])
-				add(title, arms[i].subject, "x trie, clock and bucket", "", costs[2+i]/costs[5])
-			}
-		})
+	// So many addresses that one is no longer in the cache when the walk repeats.
+	addresses := make([]netip.Addr, unlessQuick(1<<20, 1<<14))
+	for i := range addresses {
+		addresses[i] = addressIn(random, prefixes[random.IntN(n)])
 	}
+	l.contest("IPv4 prefixes, addresses in all prefixes: "+count(n), rounds(17), "walk_destination", addresses, arms)
 }
-
-// walking returns arms behind a walk, and the clock program behind it.
-func (l *lab) walking(o *owned, name string, addresses []netip.Addr, arms []arm) (clock *ebpf.Program, walking []arm) {
-	programs := []*ebpf.Program{l.clock}
-	for _, a := range arms {
-		programs = append(programs, a.program)
-	}
-	programs = o.walk(name, addresses, programs...)
-	for i, a := range arms {
-		a.program, a.walks = programs[1+i], true
-		walking = append(walking, a)
-	}
-	return programs[0], walking
-}
-
-const lruMap = "LRU hash map"
 
 // flows compares up to four million non-empty buckets with a hash map of as many keys.
 func (l *lab) flows(n int) {
@@ -241,42 +155,26 @@ func (l *lab) flows(n int) {
 	room := 2 * n
 	var made owned
 	defer made.Close()
-	var hot []arm
+	var arms []arm
 	for _, a := range algorithms {
 		// So slow that a packet takes more than a minute to drain; so large that none is excess.
 		p, _ := made.loaded(maps.Size{Rules: 1, Buckets: uint32(room)}, []policy.Rule{{
 			Prefix: everything, Rate: policy.MinRate, Capacity: policy.MaxCapacity,
 			Algorithm: a, Each: policy.Each{Kind: policy.EachFlow},
 		}})
-		hot = append(hot, arm{subject: name(a), program: p})
+		arms = append(arms, arm{subject: name(a), program: p})
 	}
 	flowMap, _ := made.reference("flow_map", max(room, 1024), nil)
 	memory, _ := made.reference("memory", max(room/4, 1), nil)
-	hot = append(hot, arm{subject: lruMap, note: "not atomic, no counters", program: flowMap}, arm{subject: memoryFloor, program: memory})
+	arms = append(arms, arm{subject: "LRU hash map", note: "not atomic, no counters", program: flowMap}, arm{subject: memoryFloor, program: memory})
 	addresses := scrambled(n)
-	packet := udp(false)
-	copy(packet[ipv4Source:], addresses[0].AsSlice()) // the first one certainly has a slot
-	_, filling := l.walking(&made, "walk_source", addresses, hot)
-	for _, a := range filling {
-		nanoseconds(a.program, packet, n) // now no bucket is empty
+	for _, p := range made.walk("walk_source", addresses, programsOf(arms)...) {
+		nanoseconds(p, udp(), n) // now no bucket is empty
 	}
 	// The order differs from that of the first packets: hash maps allocate elements one
 	// after the other, and would be read in the order of memory otherwise.
 	newRandom().Shuffle(n, func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
-	walk, cold := l.walking(&made, "walk_source", addresses, hot)
-	inTurn := "Live flows, in random order: " + count(n)
-	// Both in one contest, because the ratio of cold to hot is a figure, too.
-	l.contest(rounds(31), packet, walk, slices.Concat(cold, hot), func(costs []float64) {
-		inOrder, same := costs[2:2+len(cold)], costs[2+len(cold):]
-		addCosts(inTurn, cold, costs[1], inOrder)
-		addCosts("Live flows, always the same one: "+count(n), hot, costs[1], same)
-		for i, a := range cold {
-			add(inTurn, a.subject, "x one hot", "", inOrder[i]/same[i])
-			if ours(a.subject) {
-				add(inTurn, a.subject, "x LRU", "", inOrder[i]/inOrder[len(algorithms)])
-			}
-		}
-	})
+	l.contest("Live flows, in random order: "+count(n), rounds(31), "walk_source", addresses, arms)
 }
 
 // sharedClock is a reference for the cost of a word that CPUs share.
@@ -296,7 +194,7 @@ func (l *lab) twoCPUs() {
 		packets         [2][]byte
 	}
 	var pairs []pair
-	same := udp(false)
+	same := udp()
 	other := slices.Clone(same)
 	copy(other[ipv4Dest:], netip.MustParseAddr("172.16.0.1").AsSlice())
 	for _, a := range algorithms {
@@ -319,7 +217,6 @@ func (l *lab) twoCPUs() {
 		for i, p := range pairs {
 			alone, both := rates[2*i], rates[2*i+1]
 			add("Throughput of two CPUs: "+p.column, p.subject, "x one CPU", "", both/alone)
-			add("Time between packets, two CPUs: "+p.column, p.subject, "ns", "", 1e9/both)
 		}
 	})
 }
@@ -389,19 +286,16 @@ func (o *owned) plain(name string) *ebpf.Program {
 	return p
 }
 
-// walk returns programs behind a walk through addresses of one family. Their number must be a power of two.
+// walk returns programs behind a walk through addresses. Their number must be a power of two.
 func (o *owned) walk(name string, addresses []netip.Addr, programs ...*ebpf.Program) (behind []*ebpf.Program) {
-	list, shared := "addresses4", sharedMaps(nil)
-	if addresses[0].Is6() {
-		list = "addresses6"
-	}
+	var shared sharedMaps
 	for _, then := range programs {
 		p, maps := o.reference(name, len(addresses), shared)
 		check(maps["chain"].Put(uint32(0), then))
 		if shared == nil {
-			shared = sharedMaps{list: maps[list]}
+			shared = sharedMaps{"addresses": maps["addresses"]}
 			for i, a := range addresses {
-				check(maps[list].Put(uint32(i), a.AsSlice()))
+				check(maps["addresses"].Put(uint32(i), a.AsSlice()))
 			}
 		}
 		behind = append(behind, p)
@@ -411,19 +305,14 @@ func (o *owned) walk(name string, addresses []netip.Addr, programs ...*ebpf.Prog
 
 const (
 	ethernetBytes = 14
-	ipv4Source    = ethernetBytes + 12 // offsets in a frame
-	ipv4Dest      = ethernetBytes + 16
+	ipv4Dest      = ethernetBytes + 16 // offset in a frame
 )
 
-// udp returns a UDP frame of 64 bytes on an Ethernet, or with IPv6 of 84.
-func udp(ipv6 bool) []byte {
-	head := "000000000000000000000000" + "0800" + "450000320000000040110000" + "c0000201" + "0a000001"
-	if ipv6 {
-		head = "000000000000000000000000" + "86dd" + "60000000001e1140" +
-			"20010db8000000000000000000000001" + "20010db8000100000000000000000001"
-	}
-	const ports, payload = "13880035" + "001e0000", 22
-	return append(must(hex.DecodeString(head+ports)), make([]byte, payload)...)
+// udp returns a UDP frame of 64 bytes on an Ethernet.
+func udp() []byte {
+	const head = "000000000000000000000000" + "0800" + "450000320000000040110000" + "c0000201" + "0a000001" + "13880035" + "001e0000"
+	const payload = 22
+	return append(must(hex.DecodeString(head)), make([]byte, payload)...)
 }
 
 // mixedPrefixes returns n different prefixes of one family, similar to those of a provider.
@@ -461,15 +350,10 @@ func randomAddress(r *rand.Rand, ipv6 bool) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// addressIn returns a random address of a prefix.
+// addressIn returns a random address of an IPv4 prefix.
 func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
-	a, in := randomAddress(r, p.Addr().Is6()).AsSlice(), p.Addr().AsSlice()
-	for i := range a {
-		host := byte(0xff >> min(max(p.Bits()-8*i, 0), 8))
-		a[i] = a[i]&host | in[i]
-	}
-	address, _ := netip.AddrFromSlice(a)
-	return address
+	host := r.Uint32() & uint32(uint64(0xffffffff)>>p.Bits())
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, binary.BigEndian.Uint32(p.Addr().AsSlice())|host)))
 }
 
 // scrambled returns n different IPv4 addresses without an order.

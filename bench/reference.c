@@ -1,12 +1,11 @@
 //go:build ignore
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Programs for comparison. They parse a plain IPv4 or IPv6 frame with UDP, and have no checks and counters beyond their
+// Programs for comparison. They parse a plain IPv4 frame with UDP, and have no checks and counters beyond their
 // purpose.
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <stddef.h>
 #include "../bpf/map.h"
 
@@ -21,18 +20,13 @@ enum { NEXT = -1, DROP = 2 };
 // The loader sets the number of entries of maps, a power of two, and the last index of arrays.
 const volatile __u32 last;
 
-struct frame4 {
+struct frame {
 	struct ethhdr ethernet;
 	struct iphdr ip;
 	__u32 ports;
 } __attribute__((packed));
 
-struct frame6 {
-	struct ethhdr ethernet;
-	struct ipv6hdr ip;
-} __attribute__((packed));
-
-inline void *frame(struct __sk_buff *skb, __u32 bytes)
+inline void *header(struct __sk_buff *skb, __u32 bytes)
 {
 	void *data = (void *)(long)skb->data;
 
@@ -49,30 +43,18 @@ struct line {
 } __attribute__((aligned(64)));
 #define BURST (1ull << 30)
 
-// LPM tries: from the destination to the number of its prefix, which has a word.
-struct key4 {
+// An LPM trie: from the destination to the number of its prefix, which has a word.
+struct key {
 	__u32 bits, address;
 };
-struct key6 {
-	__u32 bits;
-	struct in6_addr address;
-};
-MAP(trie4, LPM_TRIE, BPF_F_NO_PREALLOC, struct key4, __u32);
-MAP(trie6, LPM_TRIE, BPF_F_NO_PREALLOC, struct key6, __u32);
+MAP(trie, LPM_TRIE, BPF_F_NO_PREALLOC, struct key, __u32);
 MAP(words, ARRAY, 0, __u32, struct line);
 
-inline __u32 *find4(struct __sk_buff *skb)
+inline __u32 *find(struct __sk_buff *skb)
 {
-	struct frame4 *f = frame(skb, sizeof(*f));
+	struct frame *f = header(skb, sizeof(*f));
 
-	return f ? bpf_map_lookup_elem(&trie4, &(struct key4){32, f->ip.daddr}) : NULL;
-}
-
-inline __u32 *find6(struct __sk_buff *skb)
-{
-	struct frame6 *f = frame(skb, sizeof(*f));
-
-	return f ? bpf_map_lookup_elem(&trie6, &(struct key6){128, f->ip.daddr}) : NULL;
+	return f ? bpf_map_lookup_elem(&trie, &(struct key){32, f->ip.daddr}) : NULL;
 }
 
 // The number is read, so that the lookup is not in vain.
@@ -95,10 +77,8 @@ inline int charge(__u32 *number)
 	return NEXT;
 }
 
-PROGRAM(trie_4, known(find4(skb)))
-PROGRAM(trie_6, known(find6(skb)))
-PROGRAM(charged_4, charge(find4(skb)))
-PROGRAM(charged_6, charge(find6(skb)))
+PROGRAM(lookup, known(find(skb)))
+PROGRAM(charged, charge(find(skb)))
 
 // A limiter as they are often written: a hash map from the 5-tuple to the TAT of the flow. It has no atomic operation: two
 // CPUs admit more than one.
@@ -109,7 +89,7 @@ MAP(flows, LRU_HASH, 0, struct flow, __u64);
 
 inline int limit(struct __sk_buff *skb)
 {
-	struct frame4 *f = frame(skb, sizeof(*f));
+	struct frame *f = header(skb, sizeof(*f));
 
 	if (!f)
 		return NEXT;
@@ -137,7 +117,7 @@ MAP(lines, ARRAY, BPF_F_MMAPABLE, __u32, struct line);
 
 inline int touch(struct __sk_buff *skb)
 {
-	struct frame4 *f = frame(skb, sizeof(*f));
+	struct frame *f = header(skb, sizeof(*f));
 	__u32 i = f ? f->ip.saddr * 0x9e3779b97f4a7c15ull >> 32 & last : 0;
 
 	bpf_ktime_get_ns();
@@ -167,15 +147,14 @@ PROGRAM(shared_word, swap())
 
 // A walk writes the next address of a list in random order into each packet, and calls another program: a test run repeats
 // a single packet. A list is cheaper than random numbers, and the CPU prefetches it.
-MAP(addresses4, ARRAY, 0, __u32, __u32);
-MAP(addresses6, ARRAY, 0, __u32, struct in6_addr);
+MAP(addresses, ARRAY, 0, __u32, __u32);
 MAP(chain, PROG_ARRAY, 0, __u32, __u32);
 __u32 cursor;
 
-inline int walk4(struct __sk_buff *skb, __u32 at)
+inline int walk(struct __sk_buff *skb, __u32 at)
 {
-	__u32 i = cursor++ & last, *address = bpf_map_lookup_elem(&addresses4, &i);
-	struct frame4 *f = frame(skb, sizeof(*f));
+	__u32 i = cursor++ & last, *address = bpf_map_lookup_elem(&addresses, &i);
+	struct frame *f = header(skb, sizeof(*f));
 
 	if (f && address) {
 		*(__u32 *)((void *)f + at) = *address;
@@ -184,22 +163,8 @@ inline int walk4(struct __sk_buff *skb, __u32 at)
 	return DROP;
 }
 
-inline int walk6(struct __sk_buff *skb)
-{
-	__u32 i = cursor++ & last;
-	struct in6_addr *address = bpf_map_lookup_elem(&addresses6, &i);
-	struct frame6 *f = frame(skb, sizeof(*f));
-
-	if (f && address) {
-		f->ip.daddr = *address;
-		bpf_tail_call(skb, &chain, 0);
-	}
-	return DROP;
-}
-
-PROGRAM(walk_source, walk4(skb, offsetof(struct frame4, ip.saddr)))
-PROGRAM(walk_4, walk4(skb, offsetof(struct frame4, ip.daddr)))
-PROGRAM(walk_6, walk6(skb))
+PROGRAM(walk_source, walk(skb, offsetof(struct frame, ip.saddr)))
+PROGRAM(walk_destination, walk(skb, offsetof(struct frame, ip.daddr)))
 
 // Counts the packets and bytes that arrive, and the time of the last frame: of all, or by the last byte of the destination.
 struct count {
@@ -213,7 +178,7 @@ inline int count(struct __sk_buff *skb, int verdict)
 	__u32 i = 0, segments = skb->gso_segs;
 
 	if (last)
-		bpf_skb_load_bytes(skb, offsetof(struct frame4, ip.daddr) + 3, &i, 1);
+		bpf_skb_load_bytes(skb, offsetof(struct frame, ip.daddr) + 3, &i, 1);
 	struct count *c = bpf_map_lookup_elem(&counts, &i);
 
 	if (c) {
@@ -227,23 +192,3 @@ inline int count(struct __sk_buff *skb, int verdict)
 
 PROGRAM(count_pass, count(skb, NEXT))
 PROGRAM(count_drop, count(skb, DROP))
-
-// Records the times at which UDP packets arrive, until the array is full, and drops them.
-MAP(times, ARRAY, 0, __u32, __u64);
-
-inline int arrive(struct __sk_buff *skb)
-{
-	struct frame4 *f = frame(skb, sizeof(*f));
-	__u32 i = cursor;
-	__u64 *at = bpf_map_lookup_elem(&times, &i);
-
-	if (!f || f->ip.protocol != IPPROTO_UDP)
-		return NEXT;
-	if (at) {
-		*at = bpf_ktime_get_ns();
-		cursor++;
-	}
-	return DROP;
-}
-
-PROGRAM(arrivals, arrive(skb))

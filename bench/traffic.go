@@ -138,7 +138,6 @@ func instructions() {
 		[]limiter{shapectlModes()[0], onClsact})
 	countingInstructions(func() {
 		alone := samplesOf(newLane(bare, limit{}, target, counted))
-		add("Instructions per packet without a limiter: IPv4", noLimiter, "instructions", "", alone...)
 		for _, s := range append([]limiter{emptyTCX, clockTCX}, subjects...) {
 			p := newLane(s, ample, target, counted)
 			p.added("Instructions added per packet: all packets conform", alone)

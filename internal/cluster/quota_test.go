@@ -65,17 +65,17 @@ func (h *simHost) reboot() {
 
 // overspends reports whether hosts may use more of the quota than the store knows when it gives this one a limit.
 func (h *simHost) overspends(cluster string, limit float64) bool {
-	w, c := h.w, h.w.store.clusters[cluster]
+	w, c := h.w, h.w.store.state(cluster)
 	may := 0.0
 	for _, p := range w.pools[cluster] {
-		if p.count(p.host.local()); float64(p.Quota.Day) == c.day {
+		if p.count(p.host.local()); float64(p.Quota.Day) == c.Day {
 			may -= p.used
 		}
 		if may += max(p.used, float64(p.Quota.Bytes)); p.host == h {
 			may += max(0, limit-float64(p.Quota.Bytes))
 		}
 	}
-	return w.quota != 0 && may+w.used[uint32(c.day)] > c.spent+c.spentUnseen()+1514*float64(w.instances)
+	return w.quota != 0 && c.Members > 0 && may+w.used[uint32(c.Day)] > c.Spent+max(0, c.SpentKnown-c.SpentSeen)+1514*float64(w.instances)
 }
 
 // checkQuota fails if more passed in a period than the quota, and a packet of each instance.
@@ -89,8 +89,9 @@ func (w *world) checkQuota() {
 
 // TestQuotaIsUsedUp has busy hosts use all of a quota, whatever their share, and idle ones strand nothing.
 func TestQuotaIsUsedUp(t *testing.T) {
+	store := newSimStore(t)
 	for _, hosts := range []int{1, 3, 20, 100} {
-		w := newWorld(t, uint64(hosts), faults{delay: 10 * time.Millisecond, lost: 1e-3, drift: 5e-4})
+		w := newWorld(store, uint64(hosts), faults{delay: 10 * time.Millisecond, lost: 1e-3, drift: 5e-4})
 		w.rates[theCluster] = 10e9
 		w.quota, w.period = 100<<30, 3*time.Minute
 		for i := range hosts {

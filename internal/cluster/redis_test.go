@@ -43,31 +43,6 @@ func do(t testing.TB, s *Store, command string, args ...any) string {
 	return fmt.Sprintf("%s", reply)
 }
 
-// TestStoreAsInLua compares the answers of Redis with those of the store in Go, which the simulations use.
-func TestStoreAsInLua(t *testing.T) {
-	s := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
-	ctx, compared := context.Background(), 0
-	for seed := range uint64(testenv.Rounds(t, 6)) {
-		randomHistory(t, seed, func(w *world) {
-			server := ""
-			w.compare = func(c Call, want Answer) {
-				if server != w.store.server { // emptied, or another one
-					server = w.store.server
-					do(t, s, "FLUSHALL")
-				}
-				got, err := s.Renew(ctx, []Call{c})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if compared++; got[0] != want {
-					w.fail("%+v: Redis says %+v, Go %+v", c, got[0], want)
-				}
-			}
-		})
-	}
-	t.Logf("%d answers", compared)
-}
-
 // TestStoreWithoutItsWrites restarts Redis with what it had saved before, and lets a replica take over: both may lack the
 // last writes, so leases of the past must end first.
 func TestStoreWithoutItsWrites(t *testing.T) {

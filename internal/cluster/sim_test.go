@@ -13,7 +13,8 @@ import (
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 )
 
-// A world runs agents and a store in virtual time. What is slow, lost or stopped in it is decided by chance.
+// A world runs agents in virtual time, with a store in Redis, which knows no time. What is slow, lost or stopped in it is
+// decided by chance.
 type world struct {
 	*rand.Rand
 	t                testing.TB
@@ -21,8 +22,7 @@ type world struct {
 	events           events
 	count            uint64
 	store            *simStore
-	compare          func(c Call, a Answer) // with a store that is not simulated and loses all when this one is replaced; may be nil
-	stops            uint64                 // when the store goes on
+	stops            uint64 // when the store goes on
 	hosts            []*simHost
 	pools            map[string][]*simPool // of each cluster
 	rates            map[string]uint64     // of the clusters
@@ -89,12 +89,13 @@ type simPool struct {
 	used            float64 // of the quota
 }
 
-func newWorld(t testing.TB, seed uint64, f faults) *world {
-	return &world{
-		Rand: rand.New(rand.NewPCG(seed, 1)), t: t, faults: f, rates: map[string]uint64{}, pools: map[string][]*simPool{}, lost: map[string]uint64{},
+func newWorld(s *simStore, seed uint64, f faults) *world {
+	w := &world{
+		Rand: rand.New(rand.NewPCG(seed, 1)), t: s.t, store: s, faults: f, rates: map[string]uint64{}, pools: map[string][]*simPool{}, lost: map[string]uint64{},
 		granted: map[string]bool{}, unknown: map[string]bool{}, used: map[uint32]float64{},
-		store: &simStore{server: "first", clusters: map[string]*simCluster{}},
 	}
+	s.begin(nil)
+	return w
 }
 
 func (w *world) after(d time.Duration, do func()) {
@@ -234,14 +235,11 @@ func (h *simHost) send(c Call) {
 			w.after(time.Duration(w.stops-w.now), arrive)
 			return
 		}
-		answer := w.store.renew(c.Cluster, c.Member, c.Request)
-		if w.compare != nil {
-			w.compare(c, answer)
-		}
+		answer := w.store.renew(c)
 		if answer.Status == OK && !w.granted[c.Cluster] {
 			w.granted[c.Cluster] = true
-			w.forgotten = w.forgotten || w.lost[c.Cluster] > 0 && w.store.clusters[c.Cluster] != nil && h.overspends(c.Cluster, answer.Limit)
-			w.unknown[c.Cluster] = w.unknown[c.Cluster] || w.knows(c.Cluster) < w.lost[c.Cluster]
+			w.forgotten = w.forgotten || w.lost[c.Cluster] > 0 && h.overspends(c.Cluster, answer.Limit)
+			w.unknown[c.Cluster] = w.unknown[c.Cluster] || uint64(w.store.state(c.Cluster).Known) < w.lost[c.Cluster]
 		}
 		if h.lost() {
 			return
@@ -259,14 +257,6 @@ func (h *simHost) send(c Call) {
 		})
 	}
 	w.after(h.delay(), arrive)
-}
-
-// knows is what the store was told of the safe shares that it lost.
-func (w *world) knows(cluster string) uint64 {
-	if c := w.store.clusters[cluster]; c != nil {
-		return uint64(c.known)
-	}
-	return 0
 }
 
 func (h *simHost) apply(cluster, pool string, lease shapemaps.Lease) {
@@ -317,11 +307,8 @@ func (w *world) check(cluster string) {
 	}
 }
 
-// lose replaces the store.
-func (w *world) lose(by *simStore) {
-	if w.compare != nil {
-		by = &simStore{clusters: map[string]*simCluster{}}
-	}
+// lose replaces the store by one with these records, as a server without some writes has them; nil for none.
+func (w *world) lose(by records) {
 	for cluster, pools := range w.pools {
 		var safes uint64
 		for _, p := range pools {
@@ -329,14 +316,10 @@ func (w *world) lose(by *simStore) {
 				safes += uint64(p.Lease.Safe)
 			}
 		}
-		if c := w.store.clusters[cluster]; c != nil {
-			safes = max(safes, uint64(c.safes)) // with answers on their way
-		}
-		w.lost[cluster] = safes
+		w.lost[cluster] = max(safes, uint64(w.store.state(cluster).Safes)) // with answers on their way
 	}
 	clear(w.granted)
-	by.server = fmt.Sprint("server ", w.count, w.now)
-	w.store = by
+	w.store.begin(by)
 }
 
 func (w *world) fail(format string, a ...any) {
@@ -347,8 +330,8 @@ func (w *world) fail(format string, a ...any) {
 			w.tell("%s %s: demand %.0f, %+v at %d: %d", h.name, p.Cluster, p.demand, p.Lease, h.local(), p.Lease.At(h.local()))
 		}
 	}
-	for name, c := range w.store.clusters {
-		w.tell("%s: %+v", name, *c)
+	for name := range w.pools {
+		w.tell("%s: %+v", name, w.store.state(name))
 	}
 	for _, line := range w.story {
 		w.t.Log(line)
@@ -384,10 +367,11 @@ func (w *world) exact(cluster string) map[*simPool]float64 {
 // TestSumOfLeases lets things go wrong in random histories.
 func TestSumOfLeases(t *testing.T) {
 	var most float64
+	store := newSimStore(t)
 	unknown, quotas, forgotten, used := 0, 0, 0, 0.0
 	histories := testenv.Rounds(t, 200)
 	for seed := range uint64(histories) {
-		w := randomHistory(t, seed, nil)
+		w := randomHistory(store, seed)
 		most = max(most, w.most)
 		if w.unknown[theCluster] {
 			unknown++
@@ -409,11 +393,8 @@ func TestSumOfLeases(t *testing.T) {
 
 const theCluster = "c"
 
-func randomHistory(t *testing.T, seed uint64, prepare func(*world)) *world {
-	w := newWorld(t, seed, faults{})
-	if prepare != nil {
-		prepare(w)
-	}
+func randomHistory(s *simStore, seed uint64) *world {
+	w := newWorld(s, seed, faults{})
 	w.faults = faults{
 		delay: time.Duration(w.Float64() * float64(Timeout) * 0.6), lost: w.Float64() * 0.2, late: w.Float64() * 0.1, drift: 5e-4,
 	}
@@ -486,10 +467,10 @@ func (w *world) something(cluster string) {
 			break
 		}
 		w.tell("store restarted empty")
-		w.lose(&simStore{clusters: map[string]*simCluster{}})
+		w.lose(nil)
 	case 6:
 		w.tell("store fails over in %v, with the writes until now", d)
-		kept := w.store.copy()
+		kept := w.store.records()
 		w.after(d, func() { w.lose(kept) })
 	case 7:
 		if len(h.pools) == 0 {
@@ -508,19 +489,6 @@ func (w *world) something(cluster string) {
 	}
 }
 
-func (s *simStore) copy() *simStore {
-	other := &simStore{clusters: map[string]*simCluster{}}
-	for name, c := range s.clusters {
-		d := *c
-		d.members = make(map[string]simMember, len(c.members))
-		for name, m := range c.members {
-			d.members[name] = m
-		}
-		other.clusters[name] = &d
-	}
-	return other
-}
-
 // leave takes a host out of its clusters.
 func (h *simHost) leave() {
 	for _, p := range h.pools {
@@ -534,7 +502,7 @@ func (h *simHost) leave() {
 // TestThousandHosts has clusters whose hosts are cut off, stopped and killed, and whose store is lost.
 func TestThousandHosts(t *testing.T) {
 	const hosts = 1000
-	w := newWorld(t, 1, faults{delay: 10 * time.Millisecond, lost: 1e-3, late: 1e-3, drift: 5e-4})
+	w := newWorld(newSimStore(t), 1, faults{delay: 10 * time.Millisecond, lost: 1e-3, late: 1e-3, drift: 5e-4})
 	for i := range hosts {
 		h := w.addHost(fmt.Sprint("h", i))
 		for c := range testenv.Rounds(t, 1) {
@@ -558,7 +526,7 @@ func TestThousandHosts(t *testing.T) {
 		}
 	}
 	w.run(2 * time.Second)
-	w.lose(&simStore{clusters: map[string]*simCluster{}})
+	w.lose(nil)
 	w.run(5 * time.Second)
 	t.Logf("at most %.4f of a rate was in leases", w.most)
 	if w.most < 0.95 {

@@ -3,11 +3,8 @@ package history
 import (
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -81,63 +78,6 @@ func (l *load) next() Reading {
 	}
 	l.reading.Samples = samples
 	return l.reading
-}
-
-// BenchmarkHistory is what a reading costs in time and memory, how much a day of them takes, and what a query of an hour takes,
-// of a provider with so many subscribers, two rules and a pool each. A third of them are busy; one of 500 changes each minute.
-func BenchmarkHistory(b *testing.B) {
-	for _, subscribers := range []int{5000, 20097} {
-		b.Run(fmt.Sprint(subscribers), func(b *testing.B) {
-			h := Open(b.TempDir(), Options{Bytes: 1e9}, func(s string) { b.Error(s) })
-			defer h.Close()
-			const hour = 360
-			l, before, most := newLoad(subscribers, 33), heap(), int64(0)
-			var cpu time.Duration
-			for range b.N {
-				for i := range hour {
-					if i%6 == 0 {
-						l.churn(subscribers / 500)
-					}
-					r, began := l.next(), used()
-					h.Add(r)
-					cpu += used() - began
-					if i%60 == 1 {
-						most = max(most, heap()-before)
-					}
-				}
-			}
-			b.ReportMetric(float64(cpu.Microseconds())/float64(b.N*hour)/1000, "cpu-ms/reading")
-			b.ReportMetric(float64(most)/1e6, "heap-MB")
-			b.ReportMetric(float64(dirSize(b, h.path))/float64(b.N)*24/1e6, "MB/day")
-			for name, q := range map[string]Request{"subscriber": {Name: fmt.Sprintf("home-%d", subscribers/2)}, "device": {Name: "eth0"}} {
-				q.Since, q.Until = noon, noon.Add(time.Hour)
-				began := time.Now()
-				if found, err := reader(b, h).Deliveries(q); err != nil || len(found) == 0 {
-					b.Error(found, err)
-				}
-				b.ReportMetric(float64(time.Since(began).Milliseconds()), name+"-ms/hour")
-			}
-			began := used()
-			testenv.Must(b, h.coarsen(&h.segments[0]))
-			b.ReportMetric(float64((used() - began).Milliseconds()), "coarsen-ms/hour")
-			b.ReportMetric(float64(h.segments[0].size)*24/1e6, "coarse-MB/day")
-		})
-	}
-}
-
-// used is the time of all CPUs that this process used.
-func used() time.Duration {
-	var u unix.Rusage
-	unix.Getrusage(unix.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// heap is the size of what lives in it.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 func reader(t testing.TB, h *History) *Reader {

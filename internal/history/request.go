@@ -141,7 +141,7 @@ const (
 // subjects finds those of a request among all series.
 func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 	found := map[Key]*subject{}
-	add := func(id Key, kind string, s *Series) *subject {
+	add := func(id Key, kind string, s *Series) {
 		of := found[id]
 		if of == nil {
 			of = &subject{q: q, keys: map[Key]bool{}, delivering: newDelivering(q, kind)}
@@ -154,7 +154,6 @@ func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 			}
 		}
 		of.keys[s.Key] = true
-		return of
 	}
 	rules, meant, ofDevice := map[string]int{}, map[string]int{}, false // within each pool
 	for _, s := range seen {

@@ -133,24 +133,15 @@ func ranged(first, last netip.Addr) (all []netip.Prefix) {
 		widest := netip.PrefixFrom(first, first.BitLen())
 		for widest.Bits() > 0 {
 			wider := netip.PrefixFrom(first, widest.Bits()-1)
-			if wider.Masked().Addr() != first || lastOf(wider).Compare(last) > 0 {
+			if wider.Masked().Addr() != first || policy.Last(wider).Compare(last) > 0 {
 				break
 			}
 			widest = wider
 		}
 		all = append(all, widest)
-		first = lastOf(widest).Next()
+		first = policy.Last(widest).Next()
 	}
 	return all
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // masked returns the network of an address with a mask; false if the mask has gaps.

@@ -246,7 +246,7 @@ func TestRanged(t *testing.T) {
 			if p.Addr() != next || p != p.Masked() {
 				t.Errorf("%s-%s: %v does not begin at %v", test.first, test.last, p, next)
 			}
-			next = lastOf(p).Next()
+			next = policy.Last(p).Next()
 		}
 		if len(all) > 0 && next != last.Next() {
 			t.Errorf("%s-%s ends before %v", test.first, test.last, next)

@@ -50,13 +50,6 @@ type Part struct {
 	Packets, Bytes, AgainPackets, AgainBytes uint64
 }
 
-// Add adds what was measured of another part.
-func (p *Part) Add(other Part) {
-	p.Receiver.Add(other.Receiver)
-	p.Sender.Add(other.Sender)
-	p.count(bpf.ObserveCounts{Packets: other.Packets, Bytes: other.Bytes, AgainPackets: other.AgainPackets, AgainBytes: other.AgainBytes})
-}
-
 func (p *Part) count(c bpf.ObserveCounts) {
 	p.Packets += c.Packets
 	p.Bytes += c.Bytes

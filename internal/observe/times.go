@@ -31,15 +31,12 @@ func (t *Times) add(d time.Duration) {
 	t.Max = max(t.Max, d)
 	t.Samples++
 	t.sum += d
-	t.count(binOf(d), 1)
-}
-
-func (t *Times) count(number, samples uint32) {
+	number := binOf(d)
 	i, found := slices.BinarySearchFunc(t.bins, number, func(b bin, n uint32) int { return cmp.Compare(b.number, n) })
 	if !found {
 		t.bins = slices.Insert(t.bins, i, bin{number: number})
 	}
-	t.bins[i].samples += samples
+	t.bins[i].samples++
 }
 
 // binOf is the number of the bin of a time, and floor the least time in a bin.
@@ -52,22 +49,6 @@ func binOf(d time.Duration) uint32 {
 func floor(number uint32) time.Duration {
 	e := max(int(number>>subBits)-1, 0)
 	return time.Duration(number-uint32(e)<<subBits) << e << baseBits
-}
-
-// Add adds the samples of other.
-func (t *Times) Add(other Times) {
-	if other.Samples == 0 {
-		return
-	}
-	if t.Samples == 0 || other.Min < t.Min {
-		t.Min = other.Min
-	}
-	t.Max = max(t.Max, other.Max)
-	t.Samples += other.Samples
-	t.sum += other.sum
-	for _, b := range other.bins {
-		t.count(b.number, b.samples)
-	}
 }
 
 // Mean is 0 without samples.

@@ -2,7 +2,6 @@ package policyfile
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -20,25 +19,14 @@ func (r *reader) contradictions(rules []rule) {
 		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
 		for inner < len(rules) && rules[inner].prefix.Overlaps(this.prefix) {
 			if within := rules[inner].prefix; within.Addr() == next {
-				next = end(within)
+				next = policy.Last(within).Next()
 			}
 			inner = behind[inner]
 		}
 		behind[i] = inner
-		if next == end(this.prefix) {
+		if next == policy.Last(this.prefix).Next() { // the zero Addr follows the last one of all
 			r.warned = append(r.warned, problem{this.at, fmt.Sprintf(
 				"the rule for %v never applies: longer networks in this direction cover all of it; remove it, or one of them", this.prefix)})
 		}
 	}
-}
-
-// end returns the address after the last one of a network, or the zero Addr if there is
-// none.
-func end(p netip.Prefix) netip.Addr {
-	bytes := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < p.Addr().BitLen(); bit++ {
-		bytes[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(bytes)
-	return last.Next()
 }

@@ -74,7 +74,6 @@ type Reconciler struct {
 
 	waits   map[string]bool // who waits for room for his guarantees
 	granted shapemaps.Stamp // of the rules among which guarantees were given
-
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -87,11 +86,7 @@ type Event struct {
 }
 
 func (e Event) String() string {
-	rules := "1 rule"
-	if e.Rules != 1 {
-		rules = fmt.Sprintf("%d rules", e.Rules)
-	}
-	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
+	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, plain.Count(e.Rules, "rule"), e.Policy)
 }
 
 // nothing is a policy without rules.

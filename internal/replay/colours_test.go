@@ -208,34 +208,6 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// Both buckets are as full as before after a packet so large that the kernel's rule changes for it, also if the clock steps back.
-func TestColoursOfAlternatingSizes(t *testing.T) {
-	seed := testenv.Seed(t)
-	roll, colours := rand.New(rand.NewPCG(seed, 3)), [3]int{}
-	for i := range 6 {
-		rule := everything(100_000_000, 1<<20)
-		colour(&rule, coloured[i%3], 150_000_000, 1<<21)
-		rule.Each.Kind = []policy.EachKind{policy.EachAll, policy.EachHost}[i/3]
-		e, now := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(time.Hour)
-		for range 120 {
-			now += roll.Uint64N(uint64(40 * time.Millisecond))
-			p := at(now-roll.Uint64N(slack), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", roll.IntN(2)), 17, 0))
-			p.Bytes += roll.Uint64N(40_000)
-			if roll.IntN(3) == 0 {
-				p.Bytes += roll.Uint64N(2 << 20)
-			}
-			r, err := e.Offer(p)
-			if err != nil {
-				t.Fatal(err)
-			}
-			colours[r.Colour]++
-		}
-	}
-	if min(colours[0], colours[1], colours[2]) == 0 {
-		t.Errorf("%v packets by colour", colours)
-	}
-}
-
 // Keys without a slot share the two spill buckets of the rule, and the kernel says so.
 func TestColoursWithFullTable(t *testing.T) {
 	testenv.Root(t)

@@ -20,10 +20,6 @@ import (
 // Packets are delayed on ingress as on egress, by their source address.
 func TestIngress(t *testing.T) {
 	const in = policy.Ingress
-	if *full {
-		allRates(t, in)
-		return
-	}
 	flooded(t, time.Second, newLane(0, in, v4, policy.EachHost, mbit), newLane(1, in, v4, policy.EachAll, 5*mbit),
 		newLane(0, in, v6, policy.EachHost, 5*mbit), newLane(1, in, v6, policy.EachAll, mbit))
 }

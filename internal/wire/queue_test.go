@@ -236,7 +236,7 @@ func TestQueues(t *testing.T) {
 	r.send(r.router, d, append(streams, r.probe())...)
 	got := c.take()
 	w.into(got)
-	late, _ := evenly(t, "four queues", rate, to(got, rule.Prefix))
+	late := evenly(t, "four queues", rate, to(got, rule.Prefix))
 	inTime(t, "four queues", late, probed(t, to(got, host(probeTo)), 1))
 	sent, dropped := r.fqStatistics(toReceiver)
 	used := 0

@@ -4,7 +4,6 @@ package wire
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"math/big"
 	"net/netip"
@@ -15,8 +14,6 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-var full = flag.Bool("full", false, "also run cases that take minutes")
 
 // A lane is a rule for one direction, and the far hosts of its packets.
 type lane struct {
@@ -89,25 +86,10 @@ const mbit = 1_000_000
 // tolerance is the lateness of packets.
 func TestRate(t *testing.T) {
 	const out = policy.Egress
-	if !*full {
-		flooded(t, 10*time.Second, newLane(0, out, v4, policy.EachAll, mbit), newLane(1, out, v4, policy.EachHost, mbit),
-			newLane(0, out, v6, policy.EachAll, mbit), newLane(1, out, v6, policy.EachHost, mbit))
-		flooded(t, time.Second, newLane(0, out, v4, policy.EachHost, 5*mbit), newLane(0, out, v6, policy.EachAll, 20*mbit))
-		flooded(t, time.Second/4, newLane(0, out, v4, policy.EachAll, 100*mbit))
-		return
-	}
-	allRates(t, out)
-}
-
-// allRates offers three times the rate to lanes of all kinds, one after another.
-func allRates(t *testing.T, d policy.Direction) {
-	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {
-		for _, f := range []*family{v4, v6} {
-			for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
-				flooded(t, 10*time.Second, newLane(0, d, f, each, rate))
-			}
-		}
-	}
+	flooded(t, 10*time.Second, newLane(0, out, v4, policy.EachAll, mbit), newLane(1, out, v4, policy.EachHost, mbit),
+		newLane(0, out, v6, policy.EachAll, mbit), newLane(1, out, v6, policy.EachHost, mbit))
+	flooded(t, time.Second, newLane(0, out, v4, policy.EachHost, 5*mbit), newLane(0, out, v6, policy.EachAll, 20*mbit))
+	flooded(t, time.Second/4, newLane(0, out, v4, policy.EachAll, 100*mbit))
 }
 
 // flooded offers three times the rate to all lanes, of one direction, for a time d.
@@ -139,9 +121,7 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	for _, l := range lanes {
 		for _, b := range l.buckets() {
 			what, arrived := fmt.Sprintf("%v, %v", l, b), l.of(got, b)
-			late, gaps := evenly(t, what, l.rule.Rate, arrived)
-			t.Logf("gaps between packets, want %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
-			inTime(t, what, late, most)
+			inTime(t, what, evenly(t, what, l.rule.Rate, arrived), most)
 			if took := arrived[len(arrived)-1].at - arrived[0].at; took < d {
 				t.Errorf("%s: the last packet arrived %v after the first, but the flood took %v", what, took, d)
 			}
@@ -195,7 +175,7 @@ func lateness(t *testing.T, packets []packet) (late []time.Duration) {
 // from any packet to any later one, inclusive, has rate * window and one packet. This
 // is exact to the ns for departure times. For arrival times the tolerance is the
 // variation of the lateness.
-func evenly(t *testing.T, what string, rate policy.Rate, packets []packet) (late, gaps []time.Duration) {
+func evenly(t *testing.T, what string, rate policy.Rate, packets []packet) (late []time.Duration) {
 	t.Helper()
 	// A packet without delay leaves at the time of its charge, which is before the watch
 	// sees it, and one gap before the next departure.
@@ -210,7 +190,7 @@ func evenly(t *testing.T, what string, rate policy.Rate, packets []packet) (late
 	bits := float64(len(packets)-1) * float64(packets[0].bytes) * 8 / took.Seconds()
 	t.Logf("%s: %d packets in %v, %+.4f %% of the rate; bytes beyond rate * window: %s for departures, %s for arrivals; late %s; gaps %s",
 		what, len(packets), took.Round(time.Millisecond), 100*(bits/float64(rate)-1), due, arrived, quantiles(late), quantiles(gaps))
-	return late, gaps
+	return late
 }
 
 // windows checks that any window has rate * window and one packet, with a tolerance in

@@ -35,13 +35,9 @@ func (r *rig) apply(o ApplyOptions, tables ...policy.Table) (done []Applied) {
 	return done
 }
 
-func (r *rig) rollback() (done []Applied) {
+func (r *rig) rollback() {
 	r.t.Helper()
-	r.write(func(n *Namespace) (err error) {
-		done, err = n.Rollback()
-		return err
-	})
-	return done
+	r.write(func(n *Namespace) error { _, err := n.Rollback(); return err })
 }
 
 // changeOf is the last change of a hook, as its program sees it.

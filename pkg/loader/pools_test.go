@@ -65,12 +65,10 @@ func putPools(n *Namespace, pools ...policy.Rule) error {
 	return err
 }
 
-func readyPools(o ApplyOptions) func(r *rig) {
-	return func(r *rig) {
-		r.write(func(n *Namespace) error {
-			return poolsOn(n, o, []policy.Rule{uplink, site}, []policy.Rule{stays, inSite}, nil)
-		})
-	}
+func readyPools(r *rig) {
+	r.write(func(n *Namespace) error {
+		return poolsOn(n, ApplyOptions{}, []policy.Rule{uplink, site}, []policy.Rule{stays, inSite}, nil)
+	})
 }
 
 // otherPools moves a rule from a pool that goes to one that comes.
@@ -86,19 +84,19 @@ var withPools = []steppedCommand{
 	{"first pools and rules", true, func(r *rig) {}, func(n *Namespace) error {
 		return poolsOn(n, ApplyOptions{}, []policy.Rule{uplink, site}, []policy.Rule{stays, inSite}, nil)
 	}},
-	{"other pools", false, readyPools(ApplyOptions{}), func(n *Namespace) error { return otherPools(n, ApplyOptions{}) }},
-	{"no pools", false, readyPools(ApplyOptions{}), func(n *Namespace) error {
+	{"other pools", false, readyPools, func(n *Namespace) error { return otherPools(n, ApplyOptions{}) }},
+	{"no pools", false, readyPools, func(n *Namespace) error {
 		return policyOn(n, ApplyOptions{Confirm: time.Hour}, []policy.Rule{stays, one}, nil)
 	}},
-	{"rule of a pool", false, readyPools(ApplyOptions{}), func(n *Namespace) error { return putOn(n, rule("10.0.1.0/24", in("uplink"))) }},
+	{"rule of a pool", false, readyPools, func(n *Namespace) error { return putOn(n, rule("10.0.1.0/24", in("uplink"))) }},
 	{"growth with pools", false, func(r *rig) {
-		readyPools(ApplyOptions{})(r)
+		readyPools(r)
 		r.write(func(n *Namespace) error {
 			return withHook(n, func(h *Hook) error { return h.Set.Load(fillers(leastRules - 6)) })
 		})
 	}, func(n *Namespace) error { return putOn(n, rule("10.0.1.0/24", in("site"))) }},
 	{"rollback of pools", false, func(r *rig) {
-		readyPools(ApplyOptions{})(r)
+		readyPools(r)
 		r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	}, func(n *Namespace) error { _, err := n.Rollback(); return err }},
 	{"delete the last pool", false, func(r *rig) { r.setPools(uplink) }, func(n *Namespace) error {
@@ -235,7 +233,7 @@ func TestPoolOfMovedDevice(t *testing.T) {
 // While a change is pending, the pools that it brings or removes may not be used, and pools do not change.
 func TestPoolsWhileChangeIsPending(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	readyPools(ApplyOptions{})(r)
+	readyPools(r)
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	for what, command := range map[string]func(n *Namespace) error{
 		"a rule of a new pool": func(n *Namespace) error {
@@ -281,7 +279,7 @@ func TestPoolsOfNewHook(t *testing.T) {
 // A rollback brings pools back, with those that rules of devices that appeared since need.
 func TestRollbackOfPools(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	readyPools(ApplyOptions{})(r)
+	readyPools(r)
 	before := r.state()
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
 	r.write(func(n *Namespace) error {
@@ -307,7 +305,7 @@ func TestRollbackOfPools(t *testing.T) {
 // Rules of devices that appeared since and that draw from no pool do not stand in its way.
 func TestRollbackOfPoolsUnderOtherRules(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	readyPools(ApplyOptions{})(r)
+	readyPools(r)
 	before := r.pools()
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
 	r.write(func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil, nil); return err })

@@ -70,6 +70,16 @@ func NetworkText(p netip.Prefix) string {
 	return CIDR(p)
 }
 
+// Last returns the last address of a network.
+func Last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
 // IsHost reports whether a network is a single address.
 func IsHost(p netip.Prefix) bool { return p.IsSingleIP() && !IsMark(p) }
 
