@@ -204,6 +204,15 @@ static __always_inline __u64 level_of(const struct clock *c, const struct params
 	return plain_level(params->idle, v, now, tat, charged);
 }
 
+/* The level of a bucket that was never charged: after an edit, it has no more room than it had. */
+static __always_inline __u64 least_level(const struct rule *rule, const struct params *params, __u32 set, __u64 now)
+{
+	const struct clock *c = clock_of(rule, params, set);
+	__u64 v = clock_at(c, params, now);
+
+	return level_of(c, params, set, v, now, v, tick(now));
+}
+
 /*
  * The tick with which the present period of a calendar began, which has a number from 1 on. Ticks are by another clock, which does
  * not step. So the time at which this tick began is what counts, and a period begins with the first tick from its time on.

@@ -105,6 +105,8 @@ __noinline int charge_flow(__u32 cpu, __u32 i, __u64 slot, __u32 ask)
 	b = bucket_of(slot);
 	if (slot)
 		look_at(&flow, rule, by, set, b, w->now);
+	else
+		flow.level = least_level(rule, by, set, w->now);
 	if (!ask && !is_still(b, slot, flow.tat))
 		return -1;
 	level = flow_level(by, w->before, w->bytes, is_fifo(cpu, i), flow.level, &sparse);

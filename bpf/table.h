@@ -89,7 +89,7 @@ static __always_inline bool is_empty_by(__u32 id, __u32 phase, __u64 now, __u64 
 	v = clock_at(c, params, now);
 	if (HOOK(also) && is_over(cold_of(params_of(rule, set))->calendar, now, charged))
 		return true;
-	return level_of(c, params, set, v, now, tat, charged) == level_of(c, params, set, v, now, v, tick(now));
+	return level_of(c, params, set, v, now, tat, charged) == least_level(rule, params, set, now);
 }
 
 /*
