@@ -273,16 +273,75 @@ func TestWindowsOfOtherLimits(t *testing.T) {
 	}
 }
 
-// What is used of a quota stays while other limits come and go.
-func TestQuotaStays(t *testing.T) {
-	r := newRig(t, maps.Size{Rules: 32, Buckets: 1 << 8, Labels: 32, Also: true}, egress())
-	quota := []string{"quota", "10000b/month", "then", "8kbit"}
-	r.put(limited(t, quota...), 0)
-	send(t, r.program(), udp(addr(near4), farHost(1), 100), meta{now: 1e9})
-	for _, more := range [][]string{{"pps", "9"}, {"pps", "9", "new-flows", "9"}, {"new-flows", "9"}, {"rate", "1mbit"}, {"then", "drop"}, {"grace", "5kb", "pps", "7"}, nil} {
-		e := r.put(limited(t, slices.Concat(quota, more)...), 1e9)
-		if used := r.set.Store.QuotaOf(r.set.Store.Others(e)[0], 1e9).UsedBytes; used != 142 {
-			t.Errorf("with %v, %d bytes are used", more, used)
-		}
+// What is used of a limit stays while others come and go, at once or by a change that lasts or reverts. No id is lost.
+func TestOtherLimitsStay(t *testing.T) {
+	seed := testenv.Seed(t)
+	limits := [][]string{{"quota", "10000b/month", "then", "8kbit"}, {"then", "drop"}, {"new-flows", "1"}, {"pps", "2"}, {"rate", "1mbit"}}
+	for i, each := range []string{"all", "host"} {
+		t.Run(each, func(t *testing.T) {
+			roll, now := rand.New(rand.NewPCG(seed, uint64(i))), uint64(1e9)
+			r := newRig(t, maps.Size{Rules: 24, Buckets: 1 << 8, Labels: 64, Also: true}, egress())
+			some := func() policy.Rule {
+				options := []string{"each", each}
+				for i, l := range limits {
+					if roll.IntN(2) == 0 && (i != 1 || slices.Contains(options, "quota")) {
+						options = append(options, l...)
+					}
+				}
+				if len(options) == 2 {
+					options = append(options, "rate", "1mbit")
+				}
+				return limited(t, options...)
+			}
+			levels := func() map[policy.Unit]uint64 {
+				e, _ := r.set.Find(prefix("10.0.0.0/8"))
+				_, stages := r.set.Store.Stages(e, policy.MatchDst, maps.Flow{Dst: farHost(1)}, now)
+				all := map[policy.Unit]uint64{}
+				for _, o := range stages[0].Others {
+					all[o.Unit] = o.Level
+				}
+				return all
+			}
+			r.put(some(), now)
+			for range 400 {
+				for range roll.IntN(4) {
+					send(t, r.program(), udp(addr(near4), farHost(1), 100+roll.IntN(1000)), meta{now: now})
+				}
+				was, planned := levels(), roll.IntN(2) == 0
+				r.at(now)
+				if planned {
+					r.prepare(some())
+					r.set.Store.Time(now+1, now+3)
+					testenv.Must(t, r.set.Store.Arm())
+				} else {
+					r.put(some(), now)
+				}
+				now += 2
+				r.at(now)
+				is := levels()
+				same := func(phase string) {
+					for unit, before := range was {
+						if after, has := levels()[unit]; has && after-before+4 > 8 { // a few ns drain some units
+							t.Fatalf("%s: the level of unit %d was %d, and is %d", phase, unit, before, after)
+						}
+					}
+				}
+				same("after the change")
+				if planned && roll.IntN(2) == 0 {
+					testenv.Must(t, r.set.Store.Confirm())
+				} else if planned {
+					now += 2
+					r.at(now)
+					if same("reverted"); len(levels()) != len(was) {
+						t.Fatalf("after the revert: %v, and before the change %v", levels(), was)
+					}
+				}
+				if planned {
+					r.set.Store.Finish()
+					was = is
+					same("in the end")
+				}
+			}
+		})
 	}
 }

@@ -17,6 +17,9 @@ type Companion struct {
 	stays func(have, want policy.Rule) (is bool) // a limit keeps id, counters and buckets when it changes so
 }
 
+// The first of the other limits is among the Companions at this index.
+const Chain = 2
+
 // Companions are the shadow of a rule, its guarantee or, with colours, its second limit, and the first of its other limits.
 var Companions = [...]Companion{
 	{
@@ -67,10 +70,14 @@ func (c *Companion) Of(v Version) (id uint32, ok bool) {
 	return *c.ID(v.AbiColdParams), v.Present() && v.Flags&c.Flags != 0
 }
 
-// Both returns the limits of a rule before and after a change. One that is new has nothing before, or one without room.
+// Both returns the limits of a rule before and after a change. One that is new has nothing before, or one without room. Other limits
+// may come and go before one of them, which stays.
 func (c *Companion) Both(have, want policy.Rule) (before, after policy.Rule, has, isNew bool) {
 	before, had := c.Limit(have)
 	after, has = c.Limit(want)
+	for had && has && c == &Companions[Chain] && !c.stays(before, after) {
+		before, had = c.Limit(before)
+	}
 	before.Prefix, after.Prefix = netip.Prefix{}, netip.Prefix{}
 	if isNew = has && !(had && c.stays(before, after)); isNew {
 		if before = (policy.Rule{}); c.spent && have != (policy.Rule{}) {
@@ -84,8 +91,15 @@ func (c *Companion) Both(have, want policy.Rule) (before, after policy.Rule, has
 // NewCompanions counts the ids that a change gives to companions of a rule, and to theirs.
 func NewCompanions(have, want policy.Rule) (ids uint32) {
 	for i := range Companions {
-		if _, after, _, isNew := Companions[i].Both(have, want); isNew {
-			ids += 1 + NewCompanions(policy.Rule{}, after)
+		if i != Chain && want.Unit != policy.Bytes {
+			continue // have is the rule
+		}
+		_, after, has, isNew := Companions[i].Both(have, want)
+		if isNew {
+			ids++
+		}
+		if has && i == Chain {
+			ids += NewCompanions(have, after)
 		}
 	}
 	return ids

@@ -308,11 +308,15 @@ func (s *index) Finish() {
 			s.keepReverted(t.ID, v)
 		}
 		s.switchTo(t.ID, v.Index, "finish a rule")
-		if t.Key == (prefixes.Key{}) {
-			continue
-		}
-		if s.freeUnused(t.ID); !v.Present() {
-			s.remove(t.Placed)
+		switch companion := t.Key == (prefixes.Key{}); {
+		case !companion:
+			if s.freeUnused(t.ID); !v.Present() {
+				s.remove(t.Placed)
+			}
+		case v.Present():
+			s.freeUnused(t.ID)
+		default:
+			s.free(t.ID)
 		}
 	}
 	s.prefixes.Trim(prefixes.AllViews)

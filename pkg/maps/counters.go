@@ -150,7 +150,7 @@ func (ls *limits) Others(e Entry) (all []Entry) {
 	if e.Also == (policy.Also{}) { // to ask takes a while for many rules
 		return nil
 	}
-	for its, has := ls.companion(2, e); has; its, has = ls.companion(2, its) {
+	for its, has := ls.companion(params.Chain, e); has; its, has = ls.companion(params.Chain, its) {
 		all = append(all, its)
 	}
 	return all

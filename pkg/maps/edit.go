@@ -207,12 +207,15 @@ func (s *Set) allocate() uint32 {
 	return id
 }
 
-// free frees an id, with its labels.
+// free frees an id, with its labels, if it was not freed yet.
 func (s *index) free(id uint32) {
+	r := s.rule(id)
+	if a, b := &r.Params[0], &r.Params[1]; a.Flags|a.Idle|b.Flags|b.Idle == 0 {
+		return
+	}
 	s.discardLabels(id)
 	s.freeShare(id)
 	s.freeLeases(id, 0)
-	r := s.rule(id)
 	for i := range r.Params { // its slots are empty, and go by no lease and no calendar
 		r.Params[i].Flags, r.Params[i].Idle, r.Cold[i].Lease, r.Cold[i].Calendar = 0, 0, 0, 0
 	}
@@ -226,11 +229,11 @@ func (s *index) free(id uint32) {
 func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 	if have != nil {
 		it, _ := s.find(want.Prefix)
-		_, err := s.write(placed{it, false}, &want, *have, want, at)
+		_, err := s.write(placed{it, false}, &want, *have, want, 0, at)
 		return err
 	}
 	it := prefixes.Placed{View: s.number, Key: s.Store.prefixes.Key(s.number, want.Prefix)}
-	id, err := s.write(placed{it, true}, &want, policy.Rule{}, want, at)
+	id, err := s.write(placed{it, true}, &want, policy.Rule{}, want, 0, at)
 	if err == nil {
 		err = step.Try("place a prefix")
 	}
@@ -248,8 +251,9 @@ func (s *Set) find(p netip.Prefix) (it prefixes.Placed, found bool) {
 }
 
 // write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
-// limit gets an id, which is returned. It is that of the rule of or of one of its companions.
-func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, at when) (id uint32, err error) {
+// limit gets an id, which is returned. It is that of the rule of or of one of its companions. One that is new among the other limits
+// of have comes before some of these, of which had has the first.
+func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, had uint32, at when) (id uint32, err error) {
 	pool, err := s.Store.poolOf(want)
 	if err != nil {
 		return 0, err
@@ -266,7 +270,11 @@ func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, at when)
 	if err := s.Store.labels.Write(id, next.Index, want); err != nil {
 		return 0, err
 	}
-	its, err := s.setCompanions(of, have, want, old.CompanionIDs(), at)
+	ids := old.CompanionIDs()
+	if it.isNew {
+		ids[params.Chain] = had
+	}
+	its, err := s.setCompanions(of, have, want, ids, at)
 	if err != nil {
 		return 0, err
 	}
