@@ -245,7 +245,8 @@ __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 	params = params_of(rule, s->set);
 	b = &rule->shared;
 	if (flags & RULE_EACH) {
-		if (!(flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN))) /* the charge decides */
+		/* The charge decides, but for what comes before it: a penalty begins also if another limit refuses the packet. */
+		if (!(flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN)) && (flags & (RULE_PENALTY | RULE_ALSO)) != (RULE_PENALTY | RULE_ALSO))
 			return VERDICT_PASS;
 		s->slot = seek_at(skb, cpu, s, params);
 		if (!s->slot || !look_at_slot(cpu, 0))
