@@ -66,6 +66,7 @@ These are known, in any order and case, also by other common names such as custo
 Downloads are limited on egress of --device, which faces customers. Uploads are limited on its ingress; or with --upload
 on egress of that device, which faces the Internet, by source address. A customer with a quota becomes a pool with the
 quota and the sum of both rates, which has the rules of both directions. So does a row without an address.
+No two rows have the same name or address.
 
 Rows that cannot be read are an error, which names all of them. With --skip-bad, they are left out, and listed.`,
 		Example: `  shapectl import csv customers.csv --device eth1 --then 5mbit >policy.yaml`,

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -40,7 +41,8 @@ type CSVOptions struct {
 // A customer is a row; without an address it is a pool that others name.
 type customer struct {
 	*circuit
-	quota  policy.Also
+	limit  policy.Rule // its pool, if it is pooled
+	pooled bool
 	within string
 	where  string
 	pool   policy.Within // that of its rules, or of the rows that name it
@@ -51,7 +53,7 @@ type customers struct {
 	*shapedDevices
 	then  policy.Then
 	all   []*customer
-	named map[string]*customer // those that are pools
+	named map[string]*customer
 }
 
 // CSV imports a table of customers, whose first line names the columns. Mistakes in the rows are an error of type policyfile.Errors.
@@ -63,6 +65,9 @@ func CSV(table File, o CSVOptions) (Imported, error) {
 		s.need("upload", "upload")
 		if !s.has(ipv4) && !s.has(ipv6) {
 			s.need("address", "address")
+		}
+		if !s.has("quota") && (s.has("then") || s.has("period") || s.then != 0) {
+			s.problem(s.at["then"], "then or period without quota: nobody would have one; is the column quota missing or misspelt?")
 		}
 		for _, h := range s.header {
 			if h != "" && csvNames[s.headerName(h)] == "" {
@@ -83,7 +88,7 @@ func CSV(table File, o CSVOptions) (Imported, error) {
 func (s *customers) row() {
 	before := len(s.errors)
 	networks := append(append(s.networks("address"), s.networks(ipv4)...), s.networks(ipv6)...)
-	c := &customer{circuit: &circuit{}, quota: s.quota(), within: cut(oneLine(s.cell("pool")), maxID), where: s.where}
+	c, quota := &customer{circuit: &circuit{}, within: cut(oneLine(s.cell("pool")), maxID), where: s.where}, s.quota()
 	if c.name = cut(oneLine(s.cell("name")), maxID); c.name == "" && len(networks) > 0 {
 		c.name = policy.NetworkText(networks[0])
 	}
@@ -91,31 +96,52 @@ func (s *customers) row() {
 	for w, column := range [ways]string{"download", "upload"} {
 		c.rates[w], c.whys[w] = s.anySpeed(column)
 	}
+	rate := c.rates[down] + c.rates[up]
+	c.limit = policy.Rule{Pool: true, Prefix: policy.PoolKey(c.name), Label: policy.Label{Name: c.name},
+		Rate: rate, Capacity: policy.DefaultCapacity(rate), Also: quota}
+	c.pooled = len(networks) == 0 || quota != policy.Also{}
+	invalid, first := c.limit.Validate(), s.named[c.name]
 	switch {
 	case len(s.errors) > before:
-		return
-	case len(networks) > 0:
-		s.own(&csvRow{of: c.circuit, where: s.where, note: cut(oneLine(s.cell("note")), policy.MaxNote)}, networks)
-	case c.name == "" || s.named[c.name] != nil || c.rates[down]+c.rates[up] == 0:
+	case len(networks) == 0 && (c.name == "" || rate == 0):
 		s.leave(noAddress, s.where, "%s", c.who)
-		return
+	case first != nil:
+		s.problem(s.at["name"], "the name %s was in %s; give each customer one name and one row", c.who, first.where)
+	case c.pooled && invalid != nil:
+		s.problem(s.at["download"], "the pool of %s has the sum of both rates: %v", c.who, invalid)
 	default:
-		s.named[c.name] = c
+		if len(networks) > 0 {
+			s.own(&csvRow{of: c.circuit, where: s.where, note: cut(oneLine(s.cell("note")), policy.MaxNote)}, networks)
+		}
+		s.named[c.name], s.all, s.order = c, append(s.all, c), append(s.order, c.circuit)
 	}
-	s.all, s.order = append(s.all, c), append(s.order, c.circuit)
 }
 
-var writtenRate = regexp.MustCompile(`^([0-9.]+) *([kmg])(bps|bit/s|b/s|bits?)?$`)
+// networks are those in a cell of a column. Two customers cannot have the same.
+func (s *customers) networks(column string) []netip.Prefix {
+	all := s.shapedDevices.networks(column)
+	for _, p := range all {
+		if owner := s.owners[p]; owner != nil {
+			s.problem(s.at[column], "%s was in %s; remove it from one of them", policy.NetworkText(p), owner.where)
+		}
+	}
+	return all
+}
+
+var writtenRate = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?) *([kmg])(bps|bit/s|b/s|bits?)?$`)
 
 // anySpeed reads a rate: a number of megabits per second, or with a unit of bits.
 func (s *customers) anySpeed(column string) (rate policy.Rate, why reason) {
-	parts := writtenRate.FindStringSubmatch(strings.ToLower(s.cell(column)))
-	if parts == nil {
-		return s.speed(column)
-	}
-	rate, err := policy.ParseRate(parts[1] + parts[2] + "bit")
-	if err != nil {
+	text := s.cell(column)
+	if parts := writtenRate.FindStringSubmatch(strings.ToLower(text)); parts == nil {
+		rate, why = s.speed(column)
+	} else if r, err := policy.ParseRate(parts[1] + parts[2] + "bit"); err != nil {
 		why = outside
+	} else {
+		rate = r
+	}
+	if why == outside {
+		s.problem(s.at[column], "%s %.40q is too small or too large; %s, and numbers without a unit are Mbit/s", s.header[s.at[column]], text, outside.Why)
 	}
 	return rate, why
 }
@@ -129,19 +155,24 @@ func (s *customers) quota() (a policy.Also) {
 	if plainNumber.MatchString(size) {
 		size += "gb"
 	}
-	if !strings.Contains(size, "/") {
-		period := cmp.Or(strings.ToLower(s.cell("period")), "month")
-		size += "/" + cmp.Or(map[string]string{"daily": "day", "weekly": "week", "monthly": "month"}[period], period)
+	period := strings.ToLower(s.cell("period"))
+	period = cmp.Or(map[string]string{"daily": "day", "weekly": "week", "monthly": "month"}[period], period)
+	if _, own, found := strings.Cut(size, "/"); !found {
+		size += "/" + cmp.Or(period, "month")
+	} else if period != "" && period != own {
+		s.problem(s.at["period"], "the period is %s, but that of the quota %s; remove one", period, own)
 	}
 	if err := a.Quota.Set(size); err != nil {
-		s.problem(s.at["quota"], "%v", err)
+		s.problem(s.at["quota"], "%v; none, unlimited or an empty cell mean no quota", err)
 	}
 	a.Then = s.then
 	if text := s.cell("then"); strings.EqualFold(text, policy.ThenDrop.String()) {
 		a.Then = policy.ThenDrop
 	} else if text != "" {
+		before := len(s.errors)
 		rate, why := s.anySpeed("then")
-		if a.Then = policy.Then(rate); rate == 0 || why != (reason{}) {
+		if a.Then = policy.Then(rate); rate == 0 && why != outside {
+			s.errors = s.errors[:before] // that does not know drop
 			s.problem(s.at["then"], "then %q is neither a rate such as 5mbit nor drop", text)
 		}
 	} else if a.Then == 0 {
@@ -156,18 +187,17 @@ func (s *customers) addPools(c *customer) policy.Within {
 		return c.pool
 	}
 	c.seen = true
-	if above := s.named[c.within]; above != nil {
+	if above := s.named[c.within]; above != nil && above.rows == nil {
 		c.pool = s.addPools(above)
 	} else if c.within != "" {
 		s.leave(unknownPool, c.where, "%s is within %s", c.who, c.within)
 	}
-	rate := c.rates[down] + c.rates[up]
-	pool := policy.Rule{Rate: rate, Capacity: policy.DefaultCapacity(rate), Within: c.pool, Also: c.quota}
+	c.limit.Within = c.pool
 	if c.rows == nil {
-		pool.Share.Kind = policy.ShareMember
+		c.limit.Share.Kind = policy.ShareMember
 	}
-	if (c.rows == nil || c.quota != policy.Also{}) && rate != 0 {
-		c.pool = cmp.Or(s.collector.addPool(c.name, "", pool, c.where), c.pool)
+	if c.pooled {
+		c.pool = cmp.Or(s.collector.addPool(c.name, "", c.limit, c.where), c.pool)
 	}
 	c.node = &node{pool: [ways]policy.Within{c.pool, c.pool}}
 	for w := range ways {
