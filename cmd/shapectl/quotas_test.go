@@ -118,6 +118,18 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// Of a file that can be neither read nor written, a command tells both. Where no quota begins, it does not say that one does.
+func TestQuotasThatCannotBeKept(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	r.run(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --quota 1mb/month --then drop")...)
+	testenv.Must(t, os.Mkdir(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), 0o700))
+	got := r.run(strings.Fields("topup va egress 10.0.0.0/24 1b")...)
+	if !strings.Contains(got.err, "name one that is; keep what is used of quotas: ") || strings.Contains(got.err, "begin") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A name of rules and of their pool means what has a quota.
 func TestTopUpOfAName(t *testing.T) {
 	r := newRig(t)

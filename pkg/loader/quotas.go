@@ -59,7 +59,7 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 		err = cmp.Or(err, failed)
 	}
 	if err != nil {
-		err = fmt.Errorf("what was used of some quotas cannot be read from %s, so they begin at 0: %w", path, err)
+		err = fmt.Errorf("what was used of some quotas cannot be read from %s: %w", path, err)
 	}
 	return used, err
 }
@@ -68,10 +68,10 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 func (p *pins) earlier(place string) (u maps.Used, known bool) {
 	if p.used == nil {
 		if path := usedFile(p.options); path != "" {
-			var err error
-			text, failed := input.File(path)
-			p.used, err = parseUsed(path, text, failed)
-			p.trouble = errors.Join(p.trouble, err)
+			text, err := input.File(path)
+			if p.used, err = parseUsed(path, text, err); err != nil {
+				p.trouble = errors.Join(p.trouble, fmt.Errorf("%w; these begin at 0", err))
+			}
 		}
 		if p.used == nil {
 			p.used = map[string]maps.Used{}
