@@ -118,6 +118,36 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// What is used of a quota by the calendar is not less once the quota was smaller than that, whatever the file says.
+func TestQuotaThatWasSmaller(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	const rule = "va egress 10.0.0.0/24"
+	set := func(each, quota string) {
+		t.Helper()
+		r.run(strings.Fields("set " + rule + " --rate 1gbit --then drop --each " + each + " --quota " + quota)...)
+	}
+	set("host", "1mb/month")
+	r.send("10.0.0.7", 3, 300)
+	r.ok(strings.Fields("delete " + rule)...)
+	set("host", "100b/month")
+	set("host", "1mb/month")
+	if n := r.used(rule + " 10.0.0.7"); n != 900 {
+		t.Errorf("%d bytes are used, want 900", n)
+	}
+	for _, period := range []string{"month", "30d"} {
+		for _, bytes := range []uint64{1 << 55, 1 << 56, 1<<64 - 1} {
+			r.ok(strings.Fields("delete " + rule)...)
+			text := fmt.Sprintf(`{"of":%q,"period":%q,"time":%q,"used_bytes":%d}`, rule, period, time.Now().Format(time.RFC3339Nano), bytes)
+			testenv.Must(t, os.WriteFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), []byte(text), 0o640))
+			set("all", "1kb/"+period)
+			if says := r.ok("show", "va", "egress", "10.0.0.0/24"); !strings.Contains(says, "used up") {
+				t.Errorf("%d bytes used in a %s: %s", bytes, period, says)
+			}
+		}
+	}
+}
+
 // Of a file that can be neither read nor written, a command tells both. Where no quota begins, it does not say that one does.
 func TestQuotasThatCannotBeKept(t *testing.T) {
 	r := newRig(t)

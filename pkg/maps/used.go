@@ -91,8 +91,12 @@ func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.M
 	if !known || begun || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone {
 		return shared
 	}
+	most := uint64(2*policy.MaxQuota) << model.QuotaBits // with the grace
+	if r.Also.Quota.Period.Rolling() > 0 {
+		most = 2 * m.Capacity // a bucket counts as empty after the time in which that drains
+	}
 	left := func(bytes uint64) uint64 {
-		return m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(int64(age), 0))) &^ tatBusy
+		return m.Drained(min(bytes, most>>model.QuotaBits)<<model.QuotaBits, uint64(max(int64(age), 0))) &^ tatBusy
 	}
 	for text, bytes := range u.Keys {
 		flow, err := ParseFlow(text)
