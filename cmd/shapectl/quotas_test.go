@@ -118,6 +118,39 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// What is used belongs to the name that a device has now. Another one that gets its old name begins at 0.
+func TestQuotaOfARenamedDevice(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	set := func(device string) {
+		t.Helper()
+		r.run("set", device, "egress", "10.0.0.0/24", "--each", "host", "--rate", "1gbit", "--quota", "1mb/month", "--then", "drop")
+	}
+	isUsed := func(what, device string, want uint64) {
+		t.Helper()
+		if n := r.used(device + " egress 10.0.0.0/24 10.0.0.7"); n != want {
+			t.Errorf("%s: %d bytes are used, want %d", what, n, want)
+		}
+	}
+	set("va")
+	r.send("10.0.0.7", 3, 300)
+	rename(t, "va", "vx")
+	testenv.Veth(t, "va", "vc")
+	r.run("delete", "vx", "egress", "10.0.0.0/24")
+	set("va")
+	isUsed("by the old name", "va", 0)
+	r.send("10.0.0.7", 1, 300)
+	r.run("set", "vx", "egress", "10.1.0.0/24", "--rate", "1gbit")
+	set("vx")
+	isUsed("of a hook that was made before", "vx", 900)
+	r.ok("topup", "vx", "egress", "10.0.0.0/24", "10.0.0.7", "100b")
+	testenv.Must(t, os.RemoveAll(filepath.Join(r.bpffs(), "shapectl")))
+	set("va")
+	set("vx")
+	isUsed("after a reboot, by the old name", "va", 300)
+	isUsed("after a reboot", "vx", 800)
+}
+
 // What is used of a quota by the calendar is not less once the quota was smaller than that, whatever the file says.
 func TestQuotaThatWasSmaller(t *testing.T) {
 	r := newRig(t)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
@@ -86,7 +87,17 @@ func (p *pins) keepUsed() error {
 	if p.store == nil || !p.store.Size().Also {
 		return nil
 	}
-	return keepUsed(p.options, func() ([]maps.Used, error) { return p.store.Used(), nil })
+	return keepUsed(p.options, p.usedNow)
+}
+
+// usedNow is what is used of the quotas of a store, under the names that devices have now.
+func (p *pins) usedNow() ([]maps.Used, error) {
+	devices, err := netinfo.Devices()
+	p.store.Names = map[int]string{}
+	for _, dev := range devices {
+		p.store.Names[dev.Index] = dev.Name
+	}
+	return p.store.Used(), err
 }
 
 // keepUsed writes what read returns. The file keeps what was used of quotas that have ended, as long as it counts.
@@ -149,16 +160,16 @@ func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
 // KeepUsed is Namespace.KeepUsed for a process that does so again and again. It holds up no command while it writes. The error wraps
 // unix.EWOULDBLOCK if a command changes something for longer than Patience, which may hold up that one: it locks the file last.
 func (k *Kept) KeepUsed(o Options) error {
-	read := func() (used []maps.Used, err error) {
+	read := func() ([]maps.Used, error) {
 		n, err := k.Read(o)
 		if err != nil {
 			return nil, err
 		}
 		defer n.Close()
 		if n.pins.store != nil && n.pins.store.Size().Also {
-			used = n.pins.store.Used()
+			return n.pins.usedNow()
 		}
-		return used, nil
+		return nil, nil
 	}
 	if used, err := read(); used == nil {
 		return err

@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"runtime"
@@ -38,7 +39,7 @@ func (s *Set) place(r policy.Rule) string {
 	if s.IsPools() {
 		return "pool " + r.Label.Name
 	}
-	return s.Device() + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
+	return cmp.Or(s.Store.Names[s.Ifindex()], s.Device()) + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
 }
 
 // Quota is the quota of a rule or pool, one of Others.
