@@ -181,6 +181,28 @@ func TestQuotaThatWasSmaller(t *testing.T) {
 	}
 }
 
+// A pool and a device may have names that are alike. Older builds wrote "pool" and its name.
+func TestQuotaOfAPoolThatIsCalledAsARule(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	rename(t, "va", "pool")
+	const pool = "egress 10.0.0.0/8"
+	begins := fmt.Sprintf(`{"of":"pool up","period":"month","time":%q,"used_bytes":700}`, time.Now().Format(time.RFC3339Nano))
+	testenv.Must(t, os.WriteFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), []byte(begins), 0o640))
+	r.run(strings.Fields("set pool egress 10.0.0.0/8 --rate 1gbit --quota 1mb/month --then drop")...)
+	sender := testenv.NewSender(t, "pool")
+	testenv.Must(t, sender.Send(frameTo("10.0.0.7", 300)))
+	r.run(strings.Fields("delete pool egress 10.0.0.0/8")...)
+	for _, name := range []string{pool, "up"} {
+		r.run("set", "--kind", "pool", name, "--new", "--rate", "1gbit", "--quota", "1mb/month", "--then", "drop")
+	}
+	for name, want := range map[string]string{pool: ": 0 of 1.05 MB", "up": ": 699 B of 1.05 MB"} {
+		if got := r.run("topup", "--kind", "pool", name, "1b"); !strings.Contains(got.out, want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
 // Of a file that can be neither read nor written, a command tells both. Where no quota begins, it does not say that one does.
 func TestQuotasThatCannotBeKept(t *testing.T) {
 	r := newRig(t)

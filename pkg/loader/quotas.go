@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
@@ -55,6 +56,10 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 			failed = fmt.Errorf("%s: the period %q is unknown", u.Of, u.Period)
 		}
 		if failed == nil {
+			// Older builds wrote "pool NAME". So does this one of a device called pool.
+			if name, is := strings.CutPrefix(u.Of, "pool "); is && !strings.HasPrefix(name, "egress ") && !strings.HasPrefix(name, "ingress ") {
+				u.Of = "pool:" + name
+			}
 			used[u.Of] = u
 		}
 		err = cmp.Or(err, failed)

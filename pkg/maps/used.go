@@ -16,7 +16,7 @@ import (
 
 // A Used is what is used of the quota of a rule or pool at a time, for another one that has the same place later.
 type Used struct {
-	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool NAME"
+	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool:NAME", as no device has a name with a colon
 	Period policy.Period     `json:"period"`
 	Zone   policy.Zone       `json:"zone,omitempty"`
 	Time   time.Time         `json:"time"`
@@ -37,7 +37,7 @@ func (u *Used) Lasts(now time.Time) bool {
 // place is Used.Of for a rule or pool.
 func (s *Set) place(r policy.Rule) string {
 	if s.IsPools() {
-		return "pool " + r.Label.Name
+		return "pool:" + r.Label.Name
 	}
 	return cmp.Or(s.Store.Names[s.Ifindex()], s.Device()) + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
 }
