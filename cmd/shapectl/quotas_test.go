@@ -118,6 +118,103 @@ func TestQuotasAreKept(t *testing.T) {
 	}
 }
 
+// What is used belongs to the name that a device has now. Another one that gets its old name begins at 0.
+func TestQuotaOfARenamedDevice(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	set := func(device string) {
+		t.Helper()
+		r.run("set", device, "egress", "10.0.0.0/24", "--each", "host", "--rate", "1gbit", "--quota", "1mb/month", "--then", "drop")
+	}
+	isUsed := func(what, device string, want uint64) {
+		t.Helper()
+		if n := r.used(device + " egress 10.0.0.0/24 10.0.0.7"); n != want {
+			t.Errorf("%s: %d bytes are used, want %d", what, n, want)
+		}
+	}
+	set("va")
+	r.send("10.0.0.7", 3, 300)
+	rename(t, "va", "vx")
+	testenv.Veth(t, "va", "vc")
+	r.run("delete", "vx", "egress", "10.0.0.0/24")
+	set("va")
+	isUsed("by the old name", "va", 0)
+	r.send("10.0.0.7", 1, 300)
+	r.run("set", "vx", "egress", "10.1.0.0/24", "--rate", "1gbit")
+	set("vx")
+	isUsed("of a hook that was made before", "vx", 900)
+	r.ok("topup", "vx", "egress", "10.0.0.0/24", "10.0.0.7", "100b")
+	testenv.Must(t, os.RemoveAll(filepath.Join(r.bpffs(), "shapectl")))
+	set("va")
+	set("vx")
+	isUsed("after a reboot, by the old name", "va", 300)
+	isUsed("after a reboot", "vx", 800)
+}
+
+// What is used of a quota by the calendar is not less once the quota was smaller than that, whatever the file says.
+func TestQuotaThatWasSmaller(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	const rule = "va egress 10.0.0.0/24"
+	set := func(each, quota string) {
+		t.Helper()
+		r.run(strings.Fields("set " + rule + " --rate 1gbit --then drop --each " + each + " --quota " + quota)...)
+	}
+	set("host", "1mb/month")
+	r.send("10.0.0.7", 3, 300)
+	r.ok(strings.Fields("delete " + rule)...)
+	set("host", "100b/month")
+	set("host", "1mb/month")
+	if n := r.used(rule + " 10.0.0.7"); n != 900 {
+		t.Errorf("%d bytes are used, want 900", n)
+	}
+	for _, period := range []string{"month", "30d"} {
+		for _, bytes := range []uint64{1 << 55, 1 << 56, 1<<64 - 1} {
+			r.ok(strings.Fields("delete " + rule)...)
+			text := fmt.Sprintf(`{"of":%q,"period":%q,"time":%q,"used_bytes":%d}`, rule, period, time.Now().Format(time.RFC3339Nano), bytes)
+			testenv.Must(t, os.WriteFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), []byte(text), 0o640))
+			set("all", "1kb/"+period)
+			if says := r.ok("show", "va", "egress", "10.0.0.0/24"); !strings.Contains(says, "used up") {
+				t.Errorf("%d bytes used in a %s: %s", bytes, period, says)
+			}
+		}
+	}
+}
+
+// A pool and a device may have names that are alike. Older builds wrote "pool" and its name.
+func TestQuotaOfAPoolThatIsCalledAsARule(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	rename(t, "va", "pool")
+	const pool = "egress 10.0.0.0/8"
+	begins := fmt.Sprintf(`{"of":"pool up","period":"month","time":%q,"used_bytes":700}`, time.Now().Format(time.RFC3339Nano))
+	testenv.Must(t, os.WriteFile(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), []byte(begins), 0o640))
+	r.run(strings.Fields("set pool egress 10.0.0.0/8 --rate 1gbit --quota 1mb/month --then drop")...)
+	sender := testenv.NewSender(t, "pool")
+	testenv.Must(t, sender.Send(frameTo("10.0.0.7", 300)))
+	r.run(strings.Fields("delete pool egress 10.0.0.0/8")...)
+	for _, name := range []string{pool, "up"} {
+		r.run("set", "--kind", "pool", name, "--new", "--rate", "1gbit", "--quota", "1mb/month", "--then", "drop")
+	}
+	for name, want := range map[string]string{pool: ": 0 of 1.05 MB", "up": ": 699 B of 1.05 MB"} {
+		if got := r.run("topup", "--kind", "pool", name, "1b"); !strings.Contains(got.out, want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// Of a file that can be neither read nor written, a command tells both. Where no quota begins, it does not say that one does.
+func TestQuotasThatCannotBeKept(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STATE"] = t.TempDir()
+	r.run(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --quota 1mb/month --then drop")...)
+	testenv.Must(t, os.Mkdir(filepath.Join(r.env["SHAPECTL_STATE"], "quotas.json"), 0o700))
+	got := r.run(strings.Fields("topup va egress 10.0.0.0/24 1b")...)
+	if !strings.Contains(got.err, "name one that is; keep what is used of quotas: ") || strings.Contains(got.err, "begin") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A name of rules and of their pool means what has a quota.
 func TestTopUpOfAName(t *testing.T) {
 	r := newRig(t)

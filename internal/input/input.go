@@ -117,11 +117,11 @@ func Update(path string, next func(have []byte, err error) []byte) error {
 
 // write writes a file and syncs it to disk.
 func write(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
+	os.Remove(path) // of a killed process, or a symlink, which O_EXCL does not follow
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
-	// Chmod, because of the umask, and because the file may exist with another mode.
-	return errors.Join(err, f.Chmod(0o640), f.Sync(), f.Close())
+	return errors.Join(err, f.Chmod(0o640), f.Sync(), f.Close()) // Chmod, because of the umask
 }

@@ -66,3 +66,28 @@ func TestFile(t *testing.T) {
 		}
 	}
 }
+
+// Update writes to no file that somebody else has put in the place of the next one.
+func TestUpdate(t *testing.T) {
+	path, victim := filepath.Join(t.TempDir(), "file"), filepath.Join(t.TempDir(), "victim")
+	if err := os.WriteFile(victim, []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, put := range map[string]func() error{
+		"symlink":   func() error { return os.Symlink(victim, path+".new") },
+		"hard link": func() error { return os.Link(victim, path+".new") },
+	} {
+		if err := put(); err != nil {
+			t.Fatal(err)
+		}
+		if err := Update(path, func([]byte, error) []byte { return []byte(what) }); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if text, err := os.ReadFile(victim); string(text) != "text" || err != nil {
+			t.Errorf("%s: the other file has %q, %v", what, text, err)
+		}
+		if text, err := File(path); string(text) != what || err != nil {
+			t.Errorf("%s: %q, %v", what, text, err)
+		}
+	}
+}

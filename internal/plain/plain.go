@@ -176,8 +176,10 @@ func Quoted(command string) string {
 	return "'" + command + "'"
 }
 
-// OneLine is the text of an error in one line.
-func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// OneLine is the text of an error in one line. Those that errors.Join has joined are separate.
+func OneLine(err error) string {
+	return strings.Join(strings.Fields(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")), " ")
+}
 
 // Count is a number of things in a sentence: "1 rule", "2 rules".
 func Count[N int | uint64](n N, thing string) string {

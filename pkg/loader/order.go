@@ -381,8 +381,9 @@ func (all orders) claim(p *pins) error {
 	if err != nil {
 		return err
 	}
-	p.store.Earlier = p.earlier
+	p.store.Earlier, p.store.Names = p.earlier, map[int]string{}
 	for _, o := range all {
+		p.store.Names[o.dev.Index] = o.dev.Name
 		if o.isPools() {
 			o.Close() // of the old generation
 			o.Set = p.store.Hold().Pools()

@@ -9,10 +9,12 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
@@ -54,12 +56,16 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 			failed = fmt.Errorf("%s: the period %q is unknown", u.Of, u.Period)
 		}
 		if failed == nil {
+			// Older builds wrote "pool NAME". So does this one of a device called pool.
+			if name, is := strings.CutPrefix(u.Of, "pool "); is && !strings.HasPrefix(name, "egress ") && !strings.HasPrefix(name, "ingress ") {
+				u.Of = "pool:" + name
+			}
 			used[u.Of] = u
 		}
 		err = cmp.Or(err, failed)
 	}
 	if err != nil {
-		err = fmt.Errorf("what was used of some quotas cannot be read from %s, so they begin at 0: %w", path, err)
+		err = fmt.Errorf("what was used of some quotas cannot be read from %s: %w", path, err)
 	}
 	return used, err
 }
@@ -68,10 +74,10 @@ func parseUsed(path string, text []byte, err error) (map[string]maps.Used, error
 func (p *pins) earlier(place string) (u maps.Used, known bool) {
 	if p.used == nil {
 		if path := usedFile(p.options); path != "" {
-			var err error
-			text, failed := input.File(path)
-			p.used, err = parseUsed(path, text, failed)
-			p.trouble = errors.Join(p.trouble, err)
+			text, err := input.File(path)
+			if p.used, err = parseUsed(path, text, err); err != nil {
+				p.trouble = errors.Join(p.trouble, fmt.Errorf("%w; these begin at 0", err))
+			}
 		}
 		if p.used == nil {
 			p.used = map[string]maps.Used{}
@@ -86,7 +92,17 @@ func (p *pins) keepUsed() error {
 	if p.store == nil || !p.store.Size().Also {
 		return nil
 	}
-	return keepUsed(p.options, func() ([]maps.Used, error) { return p.store.Used(), nil })
+	return keepUsed(p.options, p.usedNow)
+}
+
+// usedNow is what is used of the quotas of a store, under the names that devices have now.
+func (p *pins) usedNow() ([]maps.Used, error) {
+	devices, err := netinfo.Devices()
+	p.store.Names = map[int]string{}
+	for _, dev := range devices {
+		p.store.Names[dev.Index] = dev.Name
+	}
+	return p.store.Used(), err
 }
 
 // keepUsed writes what read returns. The file keeps what was used of quotas that have ended, as long as it counts.
@@ -149,16 +165,16 @@ func (n *Namespace) KeepUsed() error { return n.pins.keepUsed() }
 // KeepUsed is Namespace.KeepUsed for a process that does so again and again. It holds up no command while it writes. The error wraps
 // unix.EWOULDBLOCK if a command changes something for longer than Patience, which may hold up that one: it locks the file last.
 func (k *Kept) KeepUsed(o Options) error {
-	read := func() (used []maps.Used, err error) {
+	read := func() ([]maps.Used, error) {
 		n, err := k.Read(o)
 		if err != nil {
 			return nil, err
 		}
 		defer n.Close()
 		if n.pins.store != nil && n.pins.store.Size().Also {
-			used = n.pins.store.Used()
+			return n.pins.usedNow()
 		}
-		return used, nil
+		return nil, nil
 	}
 	if used, err := read(); used == nil {
 		return err

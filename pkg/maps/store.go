@@ -42,6 +42,7 @@ const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 // A Store is the maps of a network namespace.
 type Store struct {
 	index
+	Names    map[int]string // of devices by index, for Used.Of; others have the name with which their sets were made
 	maps     map[string]*ebpf.Map
 	mapped   [][]byte // memory
 	readOnly bool

@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"runtime"
@@ -15,7 +16,7 @@ import (
 
 // A Used is what is used of the quota of a rule or pool at a time, for another one that has the same place later.
 type Used struct {
-	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool NAME"
+	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool:NAME", as no device has a name with a colon
 	Period policy.Period     `json:"period"`
 	Zone   policy.Zone       `json:"zone,omitempty"`
 	Time   time.Time         `json:"time"`
@@ -36,9 +37,9 @@ func (u *Used) Lasts(now time.Time) bool {
 // place is Used.Of for a rule or pool.
 func (s *Set) place(r policy.Rule) string {
 	if s.IsPools() {
-		return "pool " + r.Label.Name
+		return "pool:" + r.Label.Name
 	}
-	return s.Device() + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
+	return cmp.Or(s.Store.Names[s.Ifindex()], s.Device()) + " " + s.Direction().String() + " " + policy.CIDR(r.Prefix)
 }
 
 // Quota is the quota of a rule or pool, one of Others.
@@ -91,8 +92,12 @@ func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.M
 	if !known || begun || u.Period != r.Also.Quota.Period || u.Zone != r.Also.Zone {
 		return shared
 	}
+	most := uint64(2*policy.MaxQuota) << model.QuotaBits // with the grace
+	if r.Also.Quota.Period.Rolling() > 0 {
+		most = 2 * m.Capacity // a bucket counts as empty after the time in which that drains
+	}
 	left := func(bytes uint64) uint64 {
-		return m.Drained(min(bytes<<model.QuotaBits, 2*m.Capacity), uint64(max(int64(age), 0))) &^ tatBusy
+		return m.Drained(min(bytes, most>>model.QuotaBits)<<model.QuotaBits, uint64(max(int64(age), 0))) &^ tatBusy
 	}
 	for text, bytes := range u.Keys {
 		flow, err := ParseFlow(text)
