@@ -122,6 +122,15 @@ func TestAhead(t *testing.T) {
 	topUp(20_000, maps.Quota{AheadBytes: 20_000, LeftBytes: 120_000})
 	passes(120_000)
 	topUp(1<<60, maps.Quota{AheadBytes: maps.MostAhead, LeftBytes: maps.MostAhead + size})
+	topUp(maps.All, maps.Quota{LeftBytes: size})
+	topUp(20_000, maps.Quota{AheadBytes: 20_000, LeftBytes: 120_000})
+	quota, _ := r.set.Store.Quota(e)
+	for _, want := range []maps.Quota{{AheadBytes: 5_000, LeftBytes: 105_000}, {UsedBytes: 10_000, LeftBytes: 90_000}, {UsedBytes: 25_000, LeftBytes: 75_000}} {
+		if r.set.Store.TakeBack(quota, maps.Key{}, 15_000); r.set.Store.QuotaOf(quota, now).LeftBytes != want.LeftBytes {
+			t.Errorf("after 15000 bytes were taken back: %+v, want %+v", r.set.Store.QuotaOf(quota, now), want)
+		}
+	}
+	passes(75_000)
 
 	for _, options := range [][]string{{"quota", "100000b/10d"}, {"each", "host", "quota", "100000b/day"}} {
 		r = newRig(t, quotaSize, egress())
@@ -184,10 +193,8 @@ func TestTopUp(t *testing.T) {
 			if n, want := passed[0]+passed[1], size+times*back+(1+0+1+2+3+4)*ahead; n > want+(times+1)*uint64(len(frame)) || n+(times+1)*uint64(len(frame)) < want {
 				t.Errorf("%d bytes passed, want %d", n, want)
 			}
-			for _, key := range store.Keys(quota) {
-				if used := store.TopUp(quota, key, 1<<60); used.UsedBytes != 0 {
-					t.Errorf("%d bytes are used after all were given back", used.UsedBytes)
-				}
+			if store.TopUpAll(quota); store.TopUp(quota, key, 0).UsedBytes != 0 {
+				t.Error("something is used after all was given back")
 			}
 		})
 	}

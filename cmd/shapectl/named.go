@@ -183,8 +183,10 @@ func (e *env) meaning(n *loader.Namespace, of target, found search) (kind string
 	if one := rule != device; pool && one {
 		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (of.command != "delete" || users(poolTree(n), of.name) == 0)
 	}
-	if of.command == "topup" && pool && found.pool.Also.Quota.Bytes > 0 { // rules without a quota are not meant
-		rule, device = rule && anyQuota(found.rules), device && anyQuota(found.device)
+	if of.command == "topup" && pool && found.pool.Also.Quota.Bytes > 0 {
+		tree := poolTree(n)
+		hasNone := func(rules []namedHook) bool { return !anyQuota(rules) && onlyIn(tree, of.name, rules) } // but that of the pool
+		rule, device = rule && !hasNone(found.rules), device && !hasNone(found.device)
 	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
 		return kindDevice, nil
@@ -235,6 +237,19 @@ func users(tree *policy.Tree, pool string) int {
 func limitedOnlyBy(pool string, rules []namedHook) bool {
 	return !slices.ContainsFunc(rules, func(h namedHook) bool {
 		return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return r.Rate != policy.Unlimited || string(r.Within) != pool })
+	})
+}
+
+// onlyIn reports whether all rules are within the pool of that name, or within one that is.
+func onlyIn(tree *policy.Tree, pool string, rules []namedHook) bool {
+	return !slices.ContainsFunc(rules, func(h namedHook) bool {
+		return slices.ContainsFunc(h.rules, func(r maps.Entry) bool {
+			node := tree.Find(string(r.Within))
+			for node != nil && node.Pool.Label.Name != pool {
+				node = node.Above
+			}
+			return node == nil
+		})
 	})
 }
 

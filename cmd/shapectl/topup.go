@@ -18,12 +18,14 @@ import (
 
 func topupCommand(e *env) *cobra.Command {
 	var kind string
+	var back bool
 	cmd := &cobra.Command{
 		Use:   "topup DEV ingress|egress CIDR|any [HOST] SIZE|all | NAME [ingress|egress|HOST] SIZE|all",
 		Short: "Add to what is left of a quota",
 		Long: `Add bytes to what is left of a quota. What is more than the quota lasts until the period ends. Some quotas take no more than is
 used: those of each host, of a cluster, and those that come back steadily, as by 30d. If fewer are used of one, nothing is changed,
-and the error says how many. After all, the quota is as at the beginning of a period, also if it had more.
+and the error says how many. After all, the quota is as at the beginning of a period, also if it had more. --undo takes back what
+was added by mistake.
 
 NAME is the exact name of rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
 no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
@@ -34,8 +36,10 @@ all gives back those of all hosts.`,
 		ValidArgsFunction: e.completeNamed(false, func() bool { return kind == kindPool }),
 		RunE: func(_ *cobra.Command, given []string) error {
 			last := len(given) - 1
-			t := topup{e: e, bytes: maps.All}
-			if given[last] != "all" {
+			t := topup{e: e, bytes: maps.All, back: back}
+			if given[last] == "all" && back {
+				return inputf("topup: write how much --undo takes back")
+			} else if given[last] != "all" {
 				var err error
 				if t.bytes, err = policy.ParseVolume("size", given[last]); err != nil {
 					return inputf("topup: %w", err)
@@ -62,11 +66,19 @@ all gives back those of all hosts.`,
 				if err != nil {
 					return err
 				}
-				return t.do(n, "", want.rules(hooks))
+				rules := want.rules(hooks)
+				if rules == nil {
+					if _, err := device(want.name); err != nil {
+						return err
+					}
+					return missingf("%s; %s lists its rules", want.none(), e.suggest("show", want.name))
+				}
+				return t.do(n, "", rules)
 			})
 		},
 	}
 	addKind(cmd.Flags(), &kind)
+	cmd.Flags().BoolVar(&back, "undo", false, "take SIZE back, which was added by mistake")
 	return cmd
 }
 
@@ -75,6 +87,7 @@ type topup struct {
 	e     *env
 	host  netip.Addr // invalid for none
 	bytes uint64     // maps.All for all
+	back  bool       // are taken back
 }
 
 // A toppedUp is a quota of which some was given back.
@@ -84,7 +97,7 @@ type toppedUp struct {
 	Network    string `json:"network"`     // empty for a pool
 	Pool       string `json:"pool"`        // its name
 	Host       string `json:"host"`        // the one whose quota it is; empty where all share one
-	UsedBytes  uint64 `json:"used_bytes"`  // of the quota; of several hosts the most
+	UsedBytes  uint64 `json:"used_bytes"`  // of the quota
 	AheadBytes uint64 `json:"ahead_bytes"` // beyond the quota, until the period ends
 	QuotaBytes uint64 `json:"quota_bytes"` // with the grace
 	Sentence   string `json:"sentence"`
@@ -136,48 +149,56 @@ func anyQuota(rules []namedHook) bool {
 // do gives back to all quotas of rules and pools, which have a name or "". It changes nothing if one of them refuses.
 func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 	var all []toppedUp
-	var give []func(bytes uint64) (used, ahead uint64)
+	var give []func() maps.Quota
 	for _, h := range rules {
 		for _, r := range h.rules {
 			quota, has := h.Set.Store.Quota(r)
 			if !has {
 				continue
 			}
-			is, keys := toppedUp{Device: h.Name(), Direction: h.Direction.String(), Network: policy.CIDR(r.Prefix), QuotaBytes: quota.Capacity}, []maps.Key{{}}
+			store, key := h.Set.Store, maps.Key{}
+			is := toppedUp{Device: h.Name(), Direction: h.Direction.String(), Network: policy.CIDR(r.Prefix), QuotaBytes: quota.Capacity}
 			says := is.Device + " " + is.Direction + " " + is.Network
 			if r.Pool {
 				is.Device, is.Direction, is.Network, is.Pool = "", "", "", r.Label.Name
 				says = "pool " + r.Label.Name
 			}
-			switch each := r.Each.Kind != policy.EachAll; {
+			each := r.Each.Kind != policy.EachAll
+			switch {
 			case t.host.IsValid() && r.Prefix.Addr().Is4() != t.host.Is4() && !policy.IsMark(r.Prefix) && !r.Pool:
 				continue // of the other family
 			case t.host.IsValid() && (!each || r.Each.Kind == policy.EachFlow || !r.Prefix.Contains(t.host) && !policy.IsMark(r.Prefix)):
 				return inputf("%s: %s has no quota of its own there; nothing was changed", plain.Line(says), t.host)
 			case t.host.IsValid():
-				is.Host, keys = t.host.String(), []maps.Key{maps.KeyOf(quota, t.host)}
+				is.Host, key = t.host.String(), maps.KeyOf(quota, t.host)
 				says += " " + is.Host
+				if !store.HasBucket(key) {
+					return inputf("%s: the table is full, so the host shares one bucket with others; see %s; nothing was changed", plain.Line(says), t.e.suggest("doctor"))
+				}
 			case each && t.bytes < maps.All:
 				return inputf("%s: each %v has a quota of its own; name a host, or give back all; nothing was changed", plain.Line(says), r.Each)
-			case each:
-				keys = h.Set.Store.Keys(quota)
 			}
-			to := func(bytes uint64) (used, ahead uint64) {
-				for _, key := range keys {
-					q := h.Set.Store.TopUp(quota, key, bytes)
-					used, ahead = max(used, q.UsedBytes), q.AheadBytes
-				}
-				return used, ahead
-			}
-			switch used, ahead := to(0); {
-			case t.bytes == maps.All:
-			case used < t.bytes && !quota.TakesAhead():
-				return inputf("%s: only %s are used; give back less, or all; nothing was changed", plain.Line(says), report.Bytes(used))
-			case ahead+t.bytes-min(t.bytes, used) > maps.MostAhead:
+			switch is := store.TopUp(quota, key, 0); {
+			case t.back && !quota.TakesAhead():
+				return inputf("%s: this quota takes no more than is used, so there is nothing to take back", plain.Line(says))
+			case t.bytes == maps.All, t.back && t.bytes <= is.LeftBytes:
+			case t.back:
+				return inputf("%s: only %d B are left; take back less; nothing was changed", plain.Line(says), is.LeftBytes)
+			case is.UsedBytes < t.bytes && !quota.TakesAhead():
+				return inputf("%s: only %d B are used; give back less, or all; nothing was changed", plain.Line(says), is.UsedBytes)
+			case is.AheadBytes+t.bytes-min(t.bytes, is.UsedBytes) > maps.MostAhead:
 				return inputf("%s: at most %s can be ahead of a quota; nothing was changed", plain.Line(says), report.Bytes(maps.MostAhead))
 			}
 			is.Sentence = says
-			all, give = append(all, is), append(give, to)
+			all, give = append(all, is), append(give, func() maps.Quota {
+				switch {
+				case t.back:
+					return store.TakeBack(quota, key, t.bytes)
+				case each && key == (maps.Key{}):
+					store.TopUpAll(quota)
+				}
+				return store.TopUp(quota, key, t.bytes)
+			})
 		}
 	}
 	if len(all) == 0 {
@@ -188,19 +209,23 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 	}
 	for i := range all {
 		is := &all[i]
-		is.UsedBytes, is.AheadBytes = give[i](t.bytes)
+		q := give[i]()
+		is.UsedBytes, is.AheadBytes = q.UsedBytes, q.AheadBytes
 		is.Sentence += fmt.Sprintf(": %s of %s are used", report.Bytes(is.UsedBytes), report.Bytes(is.QuotaBytes))
 		if is.AheadBytes > 0 {
 			is.Sentence += fmt.Sprintf(", and %s more are left until the period ends", report.Bytes(is.AheadBytes))
 		}
 	}
-	if err := n.KeepUsed(); err != nil { // a crash would undo it
-		t.e.say("shapectl: %w", err)
-	}
-	return t.e.print(all, func(w io.Writer) (err error) {
+	n.EndChange()
+	unkept := n.KeepUsed()
+	err := t.e.print(all, func(w io.Writer) (err error) {
 		for _, is := range all {
 			_, err = fmt.Fprintln(w, plain.Line(is.Sentence))
 		}
 		return err
 	})
+	if unkept != nil && err == nil {
+		return t.e.degraded("topup: a reboot would undo it: %w", unkept)
+	}
+	return err
 }

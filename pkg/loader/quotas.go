@@ -182,6 +182,13 @@ func (k *Kept) KeepUsed(o Options) error {
 	return keepUsed(o, read)
 }
 
+// EndChange ends the last change, unless it is pending: Rollback would undo more than somebody means who has topped up a quota since.
+func (n *Namespace) EndChange() {
+	if state, _ := n.pins.store.Change(); state == maps.Committed {
+		n.pins.store.Finish()
+	}
+}
+
 // RenewCalendars computes when the periods of quotas begin.
 func (n *Namespace) RenewCalendars() error {
 	if n.pins.store == nil {

@@ -170,15 +170,9 @@ func KeyOf(quota Entry, far netip.Addr) Key {
 	return Key{&key}
 }
 
-// Keys are the keys that use a quota, and the zero Key.
-func (s *Store) Keys(quota Entry) []Key {
-	all := []Key{{}}
-	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
-		if key := s.table().keys[n]; key.Id == quota.ID {
-			all = append(all, Key{&key})
-		}
-	}
-	return all
+// HasBucket reports whether a key has a bucket, or would get one. Else it shares one, as the table is full.
+func (s *Store) HasBucket(key Key) bool {
+	return key.AbiKey == nil || s.canHaveSlot(*key.AbiKey, s.now())
 }
 
 // MostAhead is how many bytes may be ahead of a quota: a pebibyte.
@@ -195,7 +189,14 @@ func (e Entry) TakesAhead() bool {
 
 // TopUp gives back bytes of a quota, or All, and returns what is used then. What is more than that is ahead, up to MostAhead, if the
 // quota TakesAhead. The zero Key is for the shared bucket.
-func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
+func (s *Store) TopUp(quota Entry, key Key, bytes uint64) Quota { return s.topUp(quota, key, bytes, false) }
+
+// TakeBack takes back what TopUp gave, up to MostAhead.
+func (s *Store) TakeBack(quota Entry, key Key, bytes uint64) Quota {
+	return s.topUp(quota, key, min(bytes, MostAhead), true)
+}
+
+func (s *Store) topUp(quota Entry, key Key, bytes uint64, back bool) (used Quota) {
 	none := &bpf.AbiBucket{}
 	bucket := func() *bpf.AbiBucket {
 		if key.AbiKey == nil {
@@ -209,29 +210,48 @@ func (s *Store) TopUp(quota Entry, key Key, bytes uint64) (used Quota) {
 		b, now := bucket(), s.now()
 		was, m := load(b), s.Meter(quota)
 		used = s.quota(quota, was, now)
-		if bytes != All && !quota.TakesAhead() {
+		if !back && bytes != All && !quota.TakesAhead() {
 			bytes = min(bytes, used.UsedBytes)
 		}
 		if bytes == 0 || bytes == All && used.UsedBytes|used.AheadBytes == 0 {
 			return used
 		}
-		to, empty := was.TAT-bytes<<model.QuotaBits, m.WithLevel(0, now)
+		empty := m.WithLevel(0, now)
+		to := m.Clock(now) + m.Level(was, now) - used.AheadBytes<<model.QuotaBits
 		switch {
-		case bytes == All || bytes == used.UsedBytes:
+		case bytes == All || !back && bytes == used.UsedBytes:
 			to = empty.TAT
-		case bytes < used.UsedBytes:
 		case isOver(m, was): // an empty bucket may get another tick, one with something ahead may not
 			if atomic.CompareAndSwapUint64(&b.Tat, was.TAT, empty.TAT) {
 				atomic.CompareAndSwapUint32(&b.Tick, was.Tick, empty.Tick)
 			}
 			continue
+		case back:
+			to += min(bytes, MostAhead-min(MostAhead, used.UsedBytes)) << model.QuotaBits
 		default:
-			to = m.Clock(now) - min(used.AheadBytes+bytes-used.UsedBytes, MostAhead)<<model.QuotaBits
+			to -= min(bytes, MostAhead-used.AheadBytes+used.UsedBytes) << model.QuotaBits
 		}
 		// The slot must still be the key's, as for packets: after the TAT was read, and before the CAS.
 		if was.TAT&tatBusy == 0 && bucket() == b && atomic.CompareAndSwapUint64(&b.Tat, was.TAT, to) {
 			bytes = 0
 		}
 		runtime.Gosched()
+	}
+}
+
+// TopUpAll gives back all that is used of a quota, by all keys.
+func (s *Store) TopUpAll(quota Entry) {
+	s.TopUp(quota, Key{}, All)
+	m := s.Meter(quota)
+	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
+		slot, key := s.slot(n), &s.table().keys[n]
+		for {
+			now := s.now()
+			was := load(slot)
+			if was.TAT&tatBusy != 0 || atomic.LoadUint32(&key.Id) != quota.ID || m.Level(was, now) == 0 ||
+				atomic.CompareAndSwapUint64(&slot.Tat, was.TAT, m.WithLevel(0, now).TAT) {
+				break
+			}
+		}
 	}
 }
