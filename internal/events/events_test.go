@@ -76,7 +76,9 @@ func TestSentences(t *testing.T) {
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (900 B of 1.00 kB); excess packets are queued")
 	e.Pool, e.Excess = "ap-1", "dropped"
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" is full (900 B of 1.00 kB); excess packets are dropped; first address: 10.0.0.7`)
-	e.Kind = report.GuaranteeFails
+	e.Unit = policy.Flows
+	check(`eth0 egress 10.0.0.0/24: pool "ap-1" is full (900 of 1000 new flows); excess packets are dropped; first address: 10.0.0.7`)
+	e.Kind, e.Unit = report.GuaranteeFails, policy.Bytes
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7 within its guarantee: it has no room for all guarantees`)
 	e.Kind, e.Key = report.PenaltyStarts, e.Network
 	check("eth0 egress 10.0.0.0/24: a penalty starts for the bucket (900 B of 1.00 kB)")
