@@ -68,6 +68,7 @@ type Event struct {
 	Colour        string    `json:"colour"`
 	LevelBytes    *uint64   `json:"level_bytes"`
 	CapacityBytes *uint64   `json:"capacity_bytes"`
+	NewPeriod     bool      `json:"new_period"`
 	LeftOut       uint64    `json:"left_out"`
 	Sentence      string    `json:"sentence"`
 
