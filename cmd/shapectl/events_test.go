@@ -124,6 +124,21 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// What a limit of packets counts is told as packets, and whose limit it is.
+func TestEventsOfTooManyPackets(t *testing.T) {
+	r := newRig(t)
+	r.ok(strings.Fields("set up --new --rate 1gbit --pps 1 --pps-burst 2")...)
+	r.ok(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --pps 1 --pps-burst 3 --each host")...)
+	r.ok(strings.Fields("set va egress 10.0.1.0/24 --rate 1gbit --within up")...)
+	w := r.events("--kind", "overflow")
+	r.flood("10.0.0.7")
+	r.flood("10.0.1.7")
+	for _, want := range []string{"va egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (3 of 3 packets); ", `va egress 10.0.1.0/24: pool "up" is full (2 of 2 packets); `} {
+		w.tells(0, want, func(e report.Event) bool { return strings.HasPrefix(e.Sentence, want) })
+	}
+	w.stops(syscall.SIGTERM)
+}
+
 func TestEventsOfChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

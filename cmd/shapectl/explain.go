@@ -279,7 +279,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		if _, err := device(q.Device); err != nil && hooks == nil {
 			return nil, nil, err
 		}
-	} else if q.Direction == nil {
+	} else if names = withDevices(names); q.Direction == nil {
 		names = append(names, poolNames(n)...)
 	}
 	if of.name = plain.SimilarName(q.Name, names); of.name != "" {

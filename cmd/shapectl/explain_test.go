@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -436,5 +437,31 @@ func TestExplainRoomIsRight(t *testing.T) {
 	r.send("10.0.0.7", 1, 1001)
 	if rule := r.show()[0]; rule.DroppedPackets != 1 {
 		t.Errorf("one more was not dropped: %+v", rule)
+	}
+}
+
+// Which other limit refused packets is counted for a while.
+func TestExplainTooManyPackets(t *testing.T) {
+	r := newRig(t)
+	r.ok(strings.Fields("set up --new --rate 1gbit")...)
+	r.ok(strings.Fields("set va egress 10.0.0.7 --rate 1gbit --pps 2k --within up")...)
+	sender, done := testenv.NewSender(t, "va"), make(chan bool)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				sender.Send(frameTo("10.0.0.7", 100))
+			}
+		}
+	})
+	var paths report.Paths
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "va", "egress", "10.0.0.7", "-j")), &paths))
+	close(done)
+	wait.Wait()
+	if p := &paths[0].Hooks[0]; p.LimitedBy == nil || *p.LimitedBy != "10.0.0.7/32" || p.LimitedReason != report.TooManyPackets {
+		t.Errorf("%+v", p.Passage)
 	}
 }

@@ -121,6 +121,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			r.refused(exitInput, c.says, strings.Fields(c.args)...)
 		}
 		for _, c := range []struct{ args, says string }{
+			{"explain vaa", "did you mean 'shapectl explain va'?"},
 			{"set va egress 10.0.2.0/24 --rate 1mbit --match src", "dst"},
 			{"set va egress 10.0.0.0/24 --rate 1mbit --match src", "dst"},
 		} {

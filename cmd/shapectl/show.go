@@ -107,7 +107,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.Var(choice(&o.sort, live.Orders...), "sort", "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
-	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
+	flags.BoolVar(&pools, "pools", false, "show only pools: all of them, or with NAME those with this name or pattern")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
 	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -76,7 +77,9 @@ func TestSentences(t *testing.T) {
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (900 B of 1.00 kB); excess packets are queued")
 	e.Pool, e.Excess = "ap-1", "dropped"
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" is full (900 B of 1.00 kB); excess packets are dropped; first address: 10.0.0.7`)
-	e.Kind = report.GuaranteeFails
+	e.Unit = policy.Flows
+	check(`eth0 egress 10.0.0.0/24: pool "ap-1" is full (900 of 1000 new flows); excess packets are dropped; first address: 10.0.0.7`)
+	e.Kind, e.Unit = report.GuaranteeFails, policy.Bytes
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7 within its guarantee: it has no room for all guarantees`)
 	e.Kind, e.Key = report.PenaltyStarts, e.Network
 	check("eth0 egress 10.0.0.0/24: a penalty starts for the bucket (900 B of 1.00 kB)")
@@ -99,7 +102,7 @@ func TestSentences(t *testing.T) {
 func TestQuotaIsToldOnce(t *testing.T) {
 	var told []string
 	s := session{on: func(e report.Event) { told = append(told, strings.TrimPrefix(e.Kind, "quota-")) }}
-	q, was := quotaOf{name: "home", prefix: policy.PoolKey("home")}, map[policy.Period]map[quotaUser]string{}
+	q, was := quotaOf{name: "home", prefix: policy.PoolKey("home")}, map[policy.Period]map[quotaUser]toldOf{}
 	for _, step := range []struct {
 		used             uint64
 		steady, calendar string
@@ -112,12 +115,36 @@ func TestQuotaIsToldOnce(t *testing.T) {
 	} {
 		for period, want := range map[policy.Period]string{"1d": step.steady, "day": step.calendar} {
 			q.entry.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: period}, Grace: 1e5, Then: policy.ThenDrop}
-			told, s.quotas.told = nil, map[quotaUser]string{}
+			told, s.quotas.told = nil, map[quotaUser]toldOf{}
 			s.lookAtQuota(q, "", maps.Quota{UsedBytes: step.used, LeftBytes: 1100e3 - step.used}, was[period])
 			if got := strings.Join(told, " "); got != want {
 				t.Errorf("%d of a %s used: told %q, want %q", step.used, period, got, want)
 			}
 			was[period] = s.quotas.told
+		}
+	}
+}
+
+// What a period gives back is told apart from what a top-up does.
+func TestPeriodIsTold(t *testing.T) {
+	var told report.Event
+	s, was := session{on: func(e report.Event) { told = e }}, map[quotaUser]toldOf{}
+	q := quotaOf{name: "home", prefix: policy.PoolKey("home")}
+	q.entry.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: "day"}, Then: policy.ThenDrop}
+	for _, step := range []struct {
+		used uint64
+		ends time.Duration
+		says string
+	}{
+		{900e3, time.Hour, "used 900 kB of its quota of 1.00 MB"}, {100e3, time.Hour, "has more left of its quota again: 100 kB of 1.00 MB are used"},
+		{900e3, time.Hour, "used 900 kB of its quota of 1.00 MB"}, {1e6, time.Hour, "used up its quota: 1.00 MB of 1.00 MB; packets are dropped"},
+		{0, 24 * time.Hour, "begins its quota anew: 0 of 1.00 MB are used; the full rate is in force again"},
+	} {
+		s.quotas.told = map[quotaUser]toldOf{}
+		s.lookAtQuota(q, "10.0.0.7", maps.Quota{UsedBytes: step.used, LeftBytes: 1e6 - step.used, EndsNS: uint64(step.ends)}, was)
+		was = s.quotas.told
+		if want := `pool "home": 10.0.0.7 ` + step.says; told.Sentence != want || told.NewPeriod != (step.used == 0) {
+			t.Errorf("%+v\nwant %q", told, want)
 		}
 	}
 }

@@ -28,8 +28,14 @@ type quotaUser struct {
 
 // quotas are what was told of users: each how far its quota was used.
 type quotas struct {
-	told map[quotaUser]string // the kind of the last event; not of others
+	told map[quotaUser]toldOf // not of others
 	next time.Time            // not before
+}
+
+// A toldOf is the kind of the last event of a user, and when the period then ended, by maps.Now.
+type toldOf struct {
+	kind string
+	ends uint64
 }
 
 // A quota that comes back steadily may be used again at once, and one of a cluster may get a larger part. So it is told again once
@@ -45,9 +51,14 @@ func (s *session) lookAtQuotas() {
 		return
 	}
 	was, now := s.quotas.told, maps.Now()
-	s.quotas.told = map[quotaUser]string{}
+	s.quotas.told = map[quotaUser]toldOf{}
 	var each []quotaOf
 	var entries []maps.Entry
+	look := func(i int, key string, used uint64) {
+		use := maps.NewQuota(entries[i].Capacity, used)
+		use.EndsNS = s.store.QuotaOf(entries[i], now).EndsNS
+		s.lookAtQuota(each[i], key, use, was)
+	}
 	at, seen := map[quotaUser]int{}, map[quotaUser]bool{} // the places of quotas among each, and who uses them
 	for _, q := range r.quotas {
 		if q.entry.Each.Kind != policy.EachAll {
@@ -63,31 +74,33 @@ func (s *session) lookAtQuotas() {
 			key = policy.NetworkText(b.Subnet)
 		}
 		seen[quotaUser{each[i].at, each[i].prefix, key}] = true
-		s.lookAtQuota(each[i], key, maps.NewQuota(entries[i].Capacity, b.LevelBytes), was)
+		look(i, key, b.LevelBytes)
 	}
 	for user := range was { // without a bucket, nothing is used
 		if i, has := at[quotaUser{user.at, user.prefix, ""}]; has && !seen[user] {
-			s.lookAtQuota(each[i], user.key, maps.NewQuota(entries[i].Capacity, 0), was)
+			look(i, user.key, 0)
 		}
 	}
 	s.quotas.next = begun.Add(rest * time.Since(begun))
 }
 
 // lookAtQuota tells of one user, of whom was is what was told before; nil for the first time.
-func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quotaUser]string) {
+func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quotaUser]toldOf) {
 	user, also := quotaUser{q.at, q.prefix, key}, q.entry.Also
 	percent := 100 * float64(use.UsedBytes) / float64(also.Quota.Bytes)
-	told := was[user]
+	told, ends := was[user].kind, maps.Now()+use.EndsNS
+	since := was[user].ends
+	anew := ends > since+uint64(time.Minute) // a step of the wall clock moves the end, too
 	tell := func(kind, says string) {
-		if told = kind; was == nil {
+		if told, since = kind, ends; was == nil {
 			return
 		}
-		whose := ""
 		if key != "" {
-			whose = key + " "
+			says = key + " " + says
 		}
-		e := s.eventOf(q.at, kind, whose+fmt.Sprintf(says, report.Bytes(use.UsedBytes), report.Bytes(also.Quota.Bytes)), q.prefix, q.name)
+		e := s.eventOf(q.at, kind, fmt.Sprintf(says, report.Bytes(use.UsedBytes), report.Bytes(also.Quota.Bytes)), q.prefix, q.name)
 		e.Key, e.Address, e.LevelBytes, e.CapacityBytes = key, key, &use.UsedBytes, new(also.Quota.Bytes+also.Grace)
+		e.NewPeriod = kind == report.QuotaRestored && anew
 		s.tell(e)
 	}
 	rolling, slack := also.Quota.Period.Rolling() > 0, 0.0
@@ -97,6 +110,9 @@ func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quo
 	freed := told == report.QuotaUsedUp && !use.UsedUp() && (slack == 0 || percent < 100-slack)
 	if freed || told != "" && percent < 80-slack {
 		says := "has more left of its quota again: %s of %s are used"
+		if anew {
+			says = "begins its quota anew: %s of %s are used"
+		}
 		if freed {
 			says += "; the full rate is in force again"
 		}
@@ -118,6 +134,6 @@ func (s *session) lookAtQuota(q quotaOf, key string, use maps.Quota, was map[quo
 		tell(report.QuotaUsedUp, "used up its quota: %s of %s; "+then)
 	}
 	if told != "" {
-		s.quotas.told[user] = told
+		s.quotas.told[user] = toldOf{told, since}
 	}
 }

@@ -28,8 +28,15 @@ type Level struct {
 	Counters maps.Counters
 	Lately   maps.Counters // of these, what was counted while Stages were watched
 	Last     uint64        // its level at the end of that, in bytes
+	Others   []Other       // its other limits
 	Sharer   string        // of the packets; "" without shares, and where it is not known
 	Active   *int          // how many sharers share now; nil if that is not known
+}
+
+// An Other is another limit of a rule or pool.
+type Other struct {
+	maps.Entry
+	Refused uint64 // packets in all; once Stages were watched, those meanwhile
 }
 
 // stagesFor are the stages of a rule for packets of a flow, or if given is nil, of any flow of an address, which may be unknown,
@@ -45,6 +52,9 @@ func stagesFor(n *view, set *maps.Set, e maps.Entry, match policy.Match, given *
 	s.Model[0].FIFO = s.Model[0].FIFO || given == nil
 	for i, entry := range entries {
 		l := Level{Entry: entry, Counters: set.Store.Counters(entry.ID)}
+		for _, other := range set.Store.Others(entry) {
+			l.Others = append(l.Others, Other{other, set.Store.Counters(other.ID).DroppedPackets})
+		}
 		if entry.Pool {
 			if lease, ok := set.Store.Pools().Lease(entry.Prefix); ok {
 				l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
@@ -86,6 +96,10 @@ func watch(n *loader.Namespace, facts []Facts, interval time.Duration) {
 		for i := range s.Levels {
 			l := &s.Levels[i]
 			l.Lately = pools.Set.Store.Counters(l.ID).Since(l.Counters)
+			for j := range l.Others {
+				o := &l.Others[j]
+				o.Refused = pools.Set.Store.Counters(o.ID).DroppedPackets - o.Refused
+			}
 			l.Last = model.Bytes(pools.Set.Store.SharedLevel(l.Entry, s.Now+s.Watched))
 		}
 	}
@@ -270,7 +284,13 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 		return v, verdict, waitNS
 	}
 	if i := s.limiter(); i != report.NoLimiter {
-		v.LimitedBy = new(s.Levels[i].Name())
+		l := &s.Levels[i]
+		v.LimitedBy, v.Limited = new(l.Name()), l.Also
+		for _, o := range l.Others {
+			if 2*o.Refused > l.Lately.ExcessPackets {
+				v.LimitedReason = reasons[o.Unit]
+			}
+		}
 	}
 	rule := s.Levels[0].Lately
 	v.UseBits = new(s.use(0))

@@ -28,7 +28,8 @@ type Limit struct {
 	shadow    *maps.Entry  // nil for none
 	others    []maps.Entry // other limits
 	// Each second all rules are compared. What that takes of the Entry is here, as all entries are too large for the CPU's cache.
-	isPool, limited, single bool   // single: no host, subnet or flow has a bucket of its own
+	isPool, limited, single bool   // single: all packets have one bucket
+	oneHost                 bool   // that bucket is the one of a host
 	rate, capacity          uint64 // without a lease, see InForce
 }
 
@@ -57,6 +58,7 @@ func newLimit(at *Place, e *maps.Entry) Limit {
 		l.Key = Key{Device: at.Device, Direction: at.Direction.String(), Network: policy.CIDR(e.Prefix)}
 	}
 	l.rate, l.single = l.most(), l.Scope() == ""
+	l.oneHost = e.Each.Kind == policy.EachHost && policy.IsHost(e.Prefix) && !e.NAT && !e.Rule.Pool
 	return l
 }
 
@@ -108,7 +110,7 @@ type Item struct {
 	At       uint64        // ns, by maps.Now
 	Interval time.Duration // since it was read before; 0 if nothing was measured
 
-	Level, Second uint64      // bytes in the shared bucket, else in the spill bucket; and in the second one of a rule with colours
+	Level, Second uint64      // bytes in the bucket of all packets, else in the spill bucket; and in the second one of a rule with colours
 	Lease         *maps.Lease // the last one; nil for none
 	Shadow        *Shadow     // nil for none
 	Used          maps.Quota  // of a quota; of the spill bucket where each host, subnet or flow has one
@@ -163,6 +165,11 @@ func (l *Limit) companions(s *maps.Store) {
 
 func (l *Limit) read(s *maps.Store, now uint64) Item {
 	counters, shared := s.Read(l.ID, now)
+	host := l.Prefix.Addr()
+	if l.oneHost && l.limited {
+		state := s.State(*l.Entry, policy.MatchSrc, maps.Flow{Src: host, Dst: host}, now)
+		shared = model.Levels{First: state.Level, Second: state.Second}
+	}
 	it := Item{Limit: l, Counts: Counts{Counters: counters}, At: now, Level: model.Bytes(shared.First)}
 	if l.guarantee != 0 {
 		c := s.Counters(l.guarantee - 1)
@@ -176,7 +183,9 @@ func (l *Limit) read(s *maps.Store, now uint64) Item {
 		case policy.Flows:
 			it.TooManyFlows = counted.DroppedPackets
 		case policy.InQuota:
-			it.Used = s.QuotaOf(other, now)
+			if it.Used = s.QuotaOf(other, now); l.oneHost {
+				it.Used = s.QuotaOfHost(other, host, now)
+			}
 		}
 		if other.Unit == policy.InQuota || other.Unit == policy.AfterQuota {
 			it.BeyondQuota += counted.DroppedPackets

@@ -137,6 +137,20 @@ func TestReadingsFollowRules(t *testing.T) {
 	}
 }
 
+// The bucket and the quota of the only host of a rule are those of the rule, also with --each host.
+func TestFiguresOfOneHost(t *testing.T) {
+	r := newRig(t)
+	defer r.reader.Close()
+	rule := slow("10.0.0.7/32", "")
+	rule.Each.Kind, rule.Also = policy.EachHost, policy.Also{Quota: policy.Quota{Bytes: 5000, Period: "month"}}
+	r.put(rule)
+	r.send("10.0.0.7", 7)
+	it := &r.read(live.What{}).Items[0]
+	if it.Level == 0 || it.Used.UsedBytes != 5000 || it.Used.LeftBytes != 0 || !it.Used.UsedUp() || it.Used.EndsNS == 0 {
+		t.Errorf("after 5 packets of 7: level %d, %+v", it.Level, it.Used)
+	}
+}
+
 // Both clocks of a reading are of one instant, however long the reading takes: else a report would say that the wall clock
 // was set.
 func TestReadingHasOneTime(t *testing.T) {

@@ -68,8 +68,12 @@ type Event struct {
 	Colour        string    `json:"colour"`
 	LevelBytes    *uint64   `json:"level_bytes"`
 	CapacityBytes *uint64   `json:"capacity_bytes"`
+	NewPeriod     bool      `json:"new_period"`
 	LeftOut       uint64    `json:"left_out"`
 	Sentence      string    `json:"sentence"`
+
+	// Unit is what LevelBytes and CapacityBytes count.
+	Unit policy.Unit `json:"-"`
 
 	// Colours says what happens to packets by colour; nil for a rule without colours.
 	Colours *policy.Colours `json:"-"`
@@ -101,6 +105,12 @@ func (e *Event) whose() string {
 func (e *Event) filled() string {
 	if e.LevelBytes == nil || e.CapacityBytes == nil {
 		return ""
+	}
+	switch e.Unit {
+	case policy.Packets:
+		return fmt.Sprintf(" (%d of %d packets)", *e.LevelBytes, *e.CapacityBytes)
+	case policy.Flows:
+		return fmt.Sprintf(" (%d of %d new flows)", *e.LevelBytes, *e.CapacityBytes)
 	}
 	return fmt.Sprintf(" (%s of %s)", Bytes(*e.LevelBytes), Bytes(*e.CapacityBytes))
 }

@@ -372,7 +372,7 @@ func (p *Stop) fate() string {
 	}
 	switch {
 	case p.LimitedBy != nil:
-		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+		text += p.limitedText()
 	case b != nil && len(p.Pools) == 0:
 		text += fmt.Sprintf("; %s has room for %s (%d bytes)", *p.Rule, plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 	}
@@ -404,7 +404,7 @@ func (p *Stop) refused() string {
 	}
 	text += "; it conforms in " + About(p.WaitNS) + ", if no others come"
 	if p.Pool(p.LimitedBy) > p.Pool(p.RefusedBy) {
-		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+		text += p.limitedText()
 	}
 	return text
 }

@@ -29,9 +29,12 @@ type Passage struct {
 	// UseBits is the rate of the rule's packets that passed meanwhile; null if they were not counted.
 	UseBits *uint64 `json:"use_bits_per_second"`
 	// LimitedBy is the level that limited the packets meanwhile; null if none did.
-	LimitedBy     *string `json:"limited_by"`
-	RecentPackets uint64  `json:"recent_packets"` // of the rule meanwhile
-	RecentDrops   uint64  `json:"recent_drops"`   // the dropped ones among them
+	LimitedBy *string `json:"limited_by"`
+	// LimitedReason is packets, flows or quota if that limit of it refused most of the packets that it refused; else "".
+	LimitedReason string      `json:"limited_reason"`
+	Limited       policy.Also `json:"-"`              // limits of LimitedBy
+	RecentPackets uint64      `json:"recent_packets"` // of the rule meanwhile
+	RecentDrops   uint64      `json:"recent_drops"`   // the dropped ones among them
 }
 
 // Values of RefusedReason.
@@ -144,6 +147,20 @@ func (p *Passage) limit(name *string) string {
 		return "pool " + *name
 	}
 	return *name
+}
+
+// limitedText says which level limited packets just now, and by which limit.
+func (p *Passage) limitedText() string {
+	text := "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+	switch p.LimitedReason {
+	case TooManyPackets:
+		text += ", as there were more than " + p.Limited.Packets.String() + " packets per second"
+	case TooManyFlows:
+		text += ", as there were more than " + p.Limited.Flows.String() + " new flows per second"
+	case UsedUp:
+		text += ", as its quota is used up"
+	}
+	return text
 }
 
 // FullFrom is the lowest full pool from a number on; -1 for none.

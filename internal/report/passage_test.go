@@ -18,6 +18,8 @@ func TestPassageText(t *testing.T) {
 		return p
 	}
 	limited := watched(Passage{LimitedBy: new("a")}, 12, 3)
+	byPackets := limited
+	byPackets.LimitedReason, byPackets.Limited.Packets = TooManyPackets, 2000
 	byRule := watched(refused("a", Capacity), 12, 6)
 	byRule.LimitedBy = new(rule)
 	for _, test := range []struct {
@@ -45,6 +47,8 @@ func TestPassageText(t *testing.T) {
 			"is dropped now by pool a; it conforms in 0s, if no others come"},
 		{"pass", 0, watched(Passage{}, 0, 0), rule + " decides" + lately, "passes now"},
 		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + ", and 25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
+		{"pass", 0, byPackets, rule + " matches, and pool a decides" + lately + ", and 25% of 12 packets were dropped",
+			"passes now; pool a limited such packets just now, as there were more than 2k packets per second"},
 		{"drop", 0, byRule, rule + " decides" + lately + ", and 50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
 	} {
 		s := Stop{Answer: Answer{Rule: new(rule), Bytes: 1514, Verdict: test.verdict, WaitNS: test.wait}, Passage: test.passage}

@@ -90,12 +90,12 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Label.Name == *p.LimitedBy })]
-		says = "pool " + limiter.Label.Name + " is full: " + useText(bits(limiter.UseBits()), *limiter.rateNow())
+		says = "pool " + limiter.Label.Name + " is full: " + limiter.useNow()
 		if sharers := limiter.sharers(); sharers != "" {
 			says += " for " + sharers
 		}
 		if limiter != own {
-			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
+			says = name + " gets " + own.useNow() + "; " + says
 		}
 	}
 	if p.LimitedBy == nil && own.UsePercent().N > 100 {
@@ -133,6 +133,14 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
+}
+
+// useNow is how much of the rate in force is used.
+func (r *Rule) useNow() string {
+	if quota := NewQuotaUse(r.Also, r.Used); quota != nil && quota.UsedUp {
+		return useText(bits(r.UseBits()), quota.ThenBits) + ", as its quota is used up"
+	}
+	return useText(bits(r.UseBits()), *r.rateNow())
 }
 
 // sharers are those that are active; "" without shares.

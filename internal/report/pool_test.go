@@ -107,6 +107,16 @@ in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
 	}
 }
 
+// Once its quota is used up, a pool is full at the rate after it.
+func TestExplainPoolWithoutQuota(t *testing.T) {
+	home, figures := tested("home", "", policy.ShareNone, 0), use(125_000, 90, 9, 90_000)
+	home.Also, figures.Used = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: "30d"}, Then: 1e6}, maps.NewQuota(1e6, 1e6)
+	got := explained(t, "home", time.Second, []policy.Rule{home, member("10.0.0.7/32", "home")}, nil, map[string]live.Item{"home": figures, "10.0.0.7": use(125_000, 90, 9, 0)})
+	if want := "pool home is full: 1.00mbit of 1mbit, as its quota is used up;"; !strings.Contains(strings.Join(strings.Fields(got), " "), want) {
+		t.Errorf("not %q:\n%s", want, got)
+	}
+}
+
 // What limits a pool is itself, a pool above, or nothing; and who uses most within it comes first.
 func TestExplainPool(t *testing.T) {
 	const shared, none = policy.ShareMember, policy.ShareNone

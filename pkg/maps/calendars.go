@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"sort"
 	"strings"
@@ -184,6 +185,14 @@ func (q Quota) UsedUp() bool {
 // QuotaOf is what is used of a quota, one of Others, by all packets, or by those whose key has no slot.
 func (s *Store) QuotaOf(e Entry, now uint64) Quota {
 	return s.quota(e, load(&s.rule(e.ID).Shared), now)
+}
+
+// QuotaOfHost is what is used of a quota, one of Others, by a host that has one of its own.
+func (s *Store) QuotaOfHost(e Entry, host netip.Addr, now uint64) Quota {
+	o := s.otherOf(e, policy.MatchSrc, Flow{Src: host, Dst: host}, now)
+	q := NewQuota(e.Capacity, model.BytesOf(e.Unit, o.Level))
+	q.EndsNS = o.Ends
+	return q
 }
 
 func (cs *clocks) quota(e Entry, b model.Bucket, now uint64) (q Quota) {

@@ -21,8 +21,9 @@ type Cause struct {
 	// Sharer took more than its fair share, of Pool or of the rule; "" if there was too little room. Fair shares refuse
 	// what a full pool above does not leave them: then Pool is that one.
 	Sharer   string
-	Level    uint64 // bytes in the bucket of Pool or the rule
-	Capacity uint64 // its bytes
+	Unit     policy.Unit
+	Level    uint64 // in the bucket of Pool or the rule: bytes, or what Unit says
+	Capacity uint64 // of the same bucket
 }
 
 // Cause explains an event. ok is false if the store is too old to know its rule.
@@ -58,10 +59,28 @@ func (s *Store) Cause(e bpf.AbiEvent) (c Cause, ok bool) {
 	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
 		c.Key = KeyName(c.Rule, c.Set.Side(), flow)
 	}
-	if e.Kind == listener.Overflow && e.Fate == listener.Dropped && e.Level+uint64(bpf.AbiLayoutSHARED_BYTES) <= e.Capacity {
+	full := e.Level+uint64(bpf.AbiLayoutSHARED_BYTES) > e.Capacity
+	if e.Limit != e.Key.Id && (c.Pool == "" || !full) { // only pools have names
+		s.findOther(&c, e.Limit, flow)
+	}
+	if e.Kind == listener.Overflow && e.Fate == listener.Dropped && !full && c.Unit == policy.Bytes {
 		s.findSharer(&c, e, flow)
 	}
 	return c, true
+}
+
+// findOther completes the cause of an event of another limit. Of a rule, the event has the id of that one, and not the level of a
+// key; of a pool, it has that of the pool, so it is the one that is nearly full.
+func (s *Store) findOther(c *Cause, id uint32, flow Flow) {
+	entries, stages := s.Stages(c.Rule, c.Set.Side(), flow, s.now())
+	for i, e := range entries {
+		for j, other := range s.Others(e) {
+			if o := &stages[i].Others[j]; other.ID == id || e.ID == id && o.Level >= o.Capacity/10*9 {
+				c.Unit, c.Level, c.Capacity = o.Unit, model.BytesOf(o.Unit, o.Level), o.Capacity>>model.BitsOf(o.Unit)
+				return
+			}
+		}
+	}
 }
 
 // findSharer completes the cause of an event of a bucket that had room: its fair shares refused the packet.
