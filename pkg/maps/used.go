@@ -189,7 +189,9 @@ func (e Entry) TakesAhead() bool {
 
 // TopUp gives back bytes of a quota, or All, and returns what is used then. What is more than that is ahead, up to MostAhead, if the
 // quota TakesAhead. The zero Key is for the shared bucket.
-func (s *Store) TopUp(quota Entry, key Key, bytes uint64) Quota { return s.topUp(quota, key, bytes, false) }
+func (s *Store) TopUp(quota Entry, key Key, bytes uint64) Quota {
+	return s.topUp(quota, key, bytes, false)
+}
 
 // TakeBack takes back what TopUp gave, up to MostAhead.
 func (s *Store) TakeBack(quota Entry, key Key, bytes uint64) Quota {
