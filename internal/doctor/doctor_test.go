@@ -188,7 +188,7 @@ func TestJudge(t *testing.T) {
 			[]string{"failed permissions"}, []string{"lacks CAP_PERFMON,"}},
 		{"CAP_SYS_ADMIN includes the others", func(f *Facts) { f.System.Capabilities &^= 1<<38 | 1<<39 }, nil, nil},
 		{"programs refused", func(f *Facts) { f.System.Probe = errors.New("no such\nhelper") },
-			[]string{"failed programs"}, []string{"no such helper"}},
+			[]string{"failed programs"}, []string{"no such; helper"}},
 		{"interpreter", func(f *Facts) { f.System.JIT = false }, []string{"note programs"}, []string{"bpf_jit_enable=1"}},
 		{"tcx asked for and missing", func(f *Facts) { f.System.HookErr = loader.ErrNoTCX },
 			[]string{"failed hook"}, []string{"SHAPECTL_HOOK=tcx"}},

@@ -119,7 +119,7 @@ func TestKeep(t *testing.T) {
 	inode()
 
 	// If the new file cannot be written, the old one stays.
-	testenv.Must(t, os.Mkdir(path+".new", 0o700))
+	testenv.Must(t, os.MkdirAll(filepath.Join(path+".new", "full"), 0o700))
 	if err := Keep(path, []byte(good)); err == nil || !strings.Contains(err.Error(), "save the last good policy: ") {
 		t.Errorf("no error although the text cannot be written: %v", err)
 	}
