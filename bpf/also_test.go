@@ -303,7 +303,7 @@ func TestOtherLimitsStay(t *testing.T) {
 				return all
 			}
 			r.put(some(), now)
-			for range 400 {
+			for range testenv.Rounds(t, 100) {
 				for range roll.IntN(4) {
 					send(t, r.program(), udp(addr(near4), farHost(1), 100+roll.IntN(1000)), meta{now: now})
 				}
