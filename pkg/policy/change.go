@@ -24,8 +24,8 @@ func (c Change) String() string {
 func Changes(have, want *Rule) (changes []Change) {
 	given, wanted := Draft{}.Missing(have), Draft{}.Missing(want)
 	for _, o := range Options {
-		goes := o.LimitedOnly && want.Rate == Unlimited && o.Same(&Rule{Also: have.Also}, &Rule{Also: want.Also})
-		if !o.Same(have, want) && (given.Has(o) || wanted.Has(o)) && !goes {
+		leftOut := o.LimitedOnly && want.Rate == Unlimited && o.Same(&Rule{Also: have.Also}, &Rule{Also: want.Also})
+		if !o.Same(have, want) && (given.Has(o) || wanted.Has(o)) && !leftOut {
 			changes = append(changes, Change{o.Name, o.Text(have), o.Text(want)})
 		}
 	}
