@@ -118,7 +118,7 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 		look_above(cpu, above, passed);
 	if (w->bound.weight && params->flags & RULE_GUARANTEE)
 		add_guarantee(cpu, cold->second, passed);
-	if (w->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
+	if (is_late(s, cold, w->now) && !__sync_lock_test_and_set(&s->lock, 1)) {
 		advance_clock(s, st, params, cold, rate_of(rule, st->set, w->now), w->now, &w->bound);
 		__sync_lock_test_and_set(&s->lock, 0);
 	}
@@ -180,7 +180,7 @@ static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct 
 
 	if (!s)
 		return WITHIN_SHARE;
-	if (!(w->again & KEPT_CB) && w->now - READ_ONCE(s->last) >= cold->step)
+	if (!(w->again & KEPT_CB) && is_late(s, cold, w->now))
 		return SHARE_LATE;
 	st->weight = weight_of(w, i, member);
 	st->slot = st->flags & RULE_SHARE_MEMBER ? params->salt : seek_sharer(skb, cpu, params);

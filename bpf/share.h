@@ -251,14 +251,21 @@ static __always_inline void set_bounds(struct share *s, const struct stage *st, 
 		WRITE_ONCE(s->credit, credit);
 }
 
+/* Whether the clock must be advanced to now. A packet that read its time before another one, which advanced it, finds it in time. */
+static __always_inline bool is_late(const struct share *s, const struct cold_params *cold, __u64 now)
+{
+	__u64 last = READ_ONCE(s->last);
+
+	return now - last >= cold->step && last - now >= STALL_NS;
+}
+
 /* Advances the clock of a stage by what the rate, and the pool above, allow. The caller has the lock. */
 static __always_inline void advance_clock(struct share *s, const struct stage *st, const struct params *params,
 					  const struct cold_params *cold, __u64 rate, __u64 now, const struct bound *b)
 {
 	__u64 passed = now - s->last, units;
 
-	/* Another CPU, which had a later time, was faster. */
-	if (s->last - now < STALL_NS)
+	if (!is_late(s, cold, now)) /* another CPU was faster */
 		return;
 	s->last = now;
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
