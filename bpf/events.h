@@ -136,27 +136,21 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	struct event *e = &w->event;
 	struct stage *s = stage_of(w, STAGE_SHADOW);
 	const struct params *params, *by;
-	struct rule *rule = rule_of(w->id);
+	struct rule *rule = rule_of(w->at);
+	__u32 set, unit;
 	__u64 hash;
-	__u32 set;
 
-	if (!rule || !look(cpu, STAGE_SHADOW, w->id))
+	if (!rule || !look(cpu, STAGE_SHADOW, w->at))
 		return 0;
 	params = params_of(rule, s->set);
 	s->slot = seek_at(skb, cpu, s, params);
 	e->key = w->flow;
-	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
+	narrow(&e->key, w->stage->flags & RULE_FLOW, 0); /* the whole far address */
 	e->key.id = w->id;
-	if (w->at != w->id || !(s->flags & RULE_EACH))
+	if (!(s->flags & RULE_EACH))
 		w->hash = mix(w->at == w->id ? params->salt : (__u64)w->at << 32 | w->id);
 	else if (s->slot)
 		look_at_slot(cpu, STAGE_SHADOW);
-	if (w->at != w->id) {
-		rule = rule_of(w->at);
-		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
-			return 0;
-		params = params_of(rule, s->set);
-	}
 	if (HOOK(nat) && params->flags & RULE_NAT && !e->key.proto) { /* not a flow */
 		hash = w->hash;
 		seek(skb, cpu, 0, RULE_NAT, 0);
@@ -165,8 +159,9 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	}
 	set = s->set;
 	by = rated(rule, &set, w->now);
-	e->level = s->level >> UNIT_BITS;
-	e->capacity = ((s->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? by->burst : by->limit) >> UNIT_BITS;
+	unit = w->at != w->id && !(s->flags & RULE_POOL) && params->within == COUNTS_QUOTA ? QUOTA_BITS : UNIT_BITS;
+	e->level = (s->level + (1ULL << unit) - 1) >> unit;
+	e->capacity = ((s->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? by->burst : by->limit) >> unit;
 	return 0;
 }
 

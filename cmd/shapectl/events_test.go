@@ -132,8 +132,10 @@ func TestEventsOfTooManyPackets(t *testing.T) {
 	r.ok(strings.Fields("set va egress 10.0.1.0/24 --rate 1gbit --within up")...)
 	w := r.events("--kind", "overflow")
 	r.flood("10.0.0.7")
+	r.flood("10.0.0.8")
 	r.flood("10.0.1.7")
-	for _, want := range []string{"va egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (3 of 3 packets); ", `va egress 10.0.1.0/24: pool "up" is full (2 of 2 packets); `} {
+	const bucket = "va egress 10.0.0.0/24: the bucket of "
+	for _, want := range []string{bucket + "10.0.0.7 is full (3 of 3 packets); ", bucket + "10.0.0.8 is full (3 of 3 packets); ", `va egress 10.0.1.0/24: pool "up" is full (2 of 2 packets); `} {
 		w.tells(0, want, func(e report.Event) bool { return strings.HasPrefix(e.Sentence, want) })
 	}
 	w.stops(syscall.SIGTERM)

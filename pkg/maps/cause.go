@@ -69,13 +69,17 @@ func (s *Store) Cause(e bpf.AbiEvent) (c Cause, ok bool) {
 	return c, true
 }
 
-// findOther completes the cause of an event of another limit. Of a rule, the event has the id of that one, and not the level of a
-// key; of a pool, it has that of the pool, so it is the one that is nearly full.
+// findOther completes the cause of an event of another limit. Of a rule, the event has the id of that one; of a pool, it has that of
+// the pool, so it is the one that is nearly full.
 func (s *Store) findOther(c *Cause, id uint32, flow Flow) {
 	entries, stages := s.Stages(c.Rule, c.Set.Side(), flow, s.now())
 	for i, e := range entries {
 		for j, other := range s.Others(e) {
-			if o := &stages[i].Others[j]; other.ID == id || e.ID == id && o.Level >= o.Capacity/10*9 {
+			switch o := &stages[i].Others[j]; {
+			case other.ID == id:
+				c.Unit = o.Unit
+				return
+			case e.ID == id && o.Level >= o.Capacity/10*9:
 				c.Unit, c.Level, c.Capacity = o.Unit, model.BytesOf(o.Unit, o.Level), o.Capacity>>model.BitsOf(o.Unit)
 				return
 			}
