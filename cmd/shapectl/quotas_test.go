@@ -149,6 +149,22 @@ func TestQuotaOfARenamedDevice(t *testing.T) {
 	set("vx")
 	isUsed("after a reboot, by the old name", "va", 300)
 	isUsed("after a reboot", "vx", 800)
+
+	// Names are swapped, and the devices go.
+	r.send("10.0.0.7", 1, 300) // va has used 600
+	rename(t, "va", "vy")
+	rename(t, "vx", "va")
+	rename(t, "vy", "vx")
+	r.run("topup", "va", "egress", "10.0.0.0/24", "10.0.0.7", "100b")
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vx")))
+	r.run("set", "lo", "egress", "10.9.0.0/24", "--rate", "1gbit")
+	testenv.Veth(t, "va", "vb")
+	testenv.Veth(t, "vx", "vc")
+	set("va")
+	set("vx")
+	isUsed("of a device with the name of another one", "va", 700)
+	isUsed("of the other one", "vx", 600)
 }
 
 // What is used of a quota by the calendar is not less once the quota was smaller than that, whatever the file says.

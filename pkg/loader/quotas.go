@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	stdmaps "maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -102,6 +103,11 @@ func (p *pins) usedNow() ([]maps.Used, error) {
 	for _, dev := range devices {
 		p.store.Names[dev.Index] = dev.Name
 	}
+	for _, set := range p.sets() {
+		if netinfo.IsCgroup(set.Ifindex()) { // which keep their names
+			p.store.Names[set.Ifindex()] = set.Device()
+		}
+	}
 	return p.store.Used(), err
 }
 
@@ -119,15 +125,8 @@ func keepUsed(o Options, read func() ([]maps.Used, error)) error {
 		}
 		var before map[string]maps.Used
 		before, broken = parseUsed(path, have, failed)
-		for _, u := range all {
-			delete(before, u.Of)
-		}
-		for _, u := range before {
-			if u.Lasts(time.Now()) {
-				all = append(all, u)
-			}
-		}
-		slices.SortStableFunc(all, func(a, b maps.Used) int { return b.Time.Compare(a.Time) })
+		all = merge(before, all)
+		slices.SortStableFunc(all, func(a, b maps.Used) int { return cmp.Or(b.Time.Compare(a.Time), strings.Compare(a.Of, b.Of)) })
 		var text bytes.Buffer
 		lines, count := json.NewEncoder(&text), 0
 		for _, u := range all {
@@ -141,6 +140,49 @@ func keepUsed(o Options, read func() ([]maps.Used, error)) error {
 		err = fmt.Errorf("keep what is used of quotas: %w", err)
 	}
 	return errors.Join(broken, unread, err)
+}
+
+// merge is what counts of what was used before, and what is used now. A device that was renamed has its last name in all of it.
+func merge(before map[string]maps.Used, now []maps.Used) []maps.Used {
+	names := map[string]string{}
+	note := func(u maps.Used) {
+		if at := nameEnd(u.Of); u.Device != "" && at > 0 {
+			names[u.Device] = u.Of[:at]
+		}
+	}
+	merged := map[string]maps.Used{}
+	put := func(u maps.Used) {
+		if name, at := names[u.Device], nameEnd(u.Of); name != "" && at > 0 {
+			u.Of = name + u.Of[at:]
+		}
+		merged[u.Of] = u
+	}
+	for _, u := range before {
+		note(u)
+	}
+	for _, u := range now {
+		if !u.Gone {
+			note(u)
+		}
+	}
+	for _, u := range before {
+		if u.Lasts(time.Now()) {
+			put(u)
+		}
+	}
+	for _, gone := range []bool{true, false} { // a device that is here has its name
+		for _, u := range now {
+			if u.Gone == gone {
+				put(u)
+			}
+		}
+	}
+	return slices.Collect(stdmaps.Values(merged))
+}
+
+// nameEnd is where the name of a device ends in "NAME DIRECTION NETWORK"; below 0 in other texts.
+func nameEnd(of string) int {
+	return strings.LastIndexByte(of[:max(0, strings.LastIndexByte(of, ' '))], ' ')
 }
 
 // endQuotas reports whether orders may end a quota, or make one of a device whose last one of that name has left it.

@@ -2,6 +2,8 @@ package maps
 
 import (
 	"cmp"
+	"fmt"
+	"hash/crc32"
 	"math"
 	"net/netip"
 	"runtime"
@@ -16,7 +18,9 @@ import (
 
 // A Used is what is used of the quota of a rule or pool at a time, for another one that has the same place later.
 type Used struct {
-	Of     string            `json:"of"` // "DEVICE DIRECTION NETWORK" or "pool:NAME", as no device has a name with a colon
+	Of     string            `json:"of"`               // "DEVICE DIRECTION NETWORK" or "pool:NAME", as no device has a name with a colon
+	Device string            `json:"device,omitempty"` // the same for whatever name it has; "" for pools
+	Gone   bool              `json:"-"`                // the device is: Of may have a name that it no longer had
 	Period policy.Period     `json:"period"`
 	Zone   policy.Zone       `json:"zone,omitempty"`
 	Time   time.Time         `json:"time"`
@@ -55,12 +59,17 @@ func (ls *limits) Quota(e Entry) (its Entry, has bool) {
 // Used is what is used now of all quotas in force, also of none.
 func (s *Store) Used() (all []Used) {
 	now := s.now()
-	at, _ := s.date(now &^ (1<<model.TickBits - 1)) // when packets last looked whether a period has begun
+	at, _ := s.date(now &^ (1<<model.TickBits - 1))             // when packets last looked whether a period has begun
+	store := crc32.ChecksumIEEE(fmt.Append(nil, s.hook.Secret)) // another one may give a device the same index
 	var quotas []Entry
 	for set, e := range s.EveryRule() {
 		if q, has := s.Quota(e); has {
 			use := s.QuotaOf(q, now)
-			all = append(all, Used{set.place(e.Rule), e.Also.Quota.Period, e.Also.Zone, at, use.UsedBytes, use.AheadBytes, nil})
+			u := Used{Of: set.place(e.Rule), Period: e.Also.Quota.Period, Zone: e.Also.Zone, Time: at, Bytes: use.UsedBytes, Ahead: use.AheadBytes}
+			if index := set.Ifindex(); !set.IsPools() {
+				u.Device, u.Gone = fmt.Sprintf("%d-%08x", index, store), s.Names[index] == ""
+			}
+			all = append(all, u)
 			quotas = append(quotas, q)
 		}
 	}
