@@ -39,6 +39,7 @@ type packet struct {
 	number   uint64        // of our UDP packets
 	sent     time.Duration // when it was sent
 	due      time.Duration // its departure time
+	delayed  bool          // it has one; else due is when the watch saw it
 }
 
 const (

@@ -116,14 +116,14 @@ func (w *watch) into(packets []packet) {
 	if count > uint64(w.notes.MaxEntries()) {
 		w.t.Fatalf("%d packets to record, but there is only room for %d", count, w.notes.MaxEntries())
 	}
-	due := make(map[name]time.Duration, count)
+	due, seen := make(map[name]time.Duration, count), make(map[name]time.Duration, count)
 	note := make([]byte, noteBytes)
 	for i := range uint32(count) {
 		testenv.Must(w.t, w.notes.Lookup(i, note))
 		var p packet
 		if p.read(note[noteFrame:][:noteStart]) {
-			seen := time.Duration(binary.NativeEndian.Uint64(note[noteNow:]))
-			due[name{p.from, p.to, p.number}] = cmp.Or(time.Duration(binary.NativeEndian.Uint64(note[noteDue:])), seen)
+			its := name{p.from, p.to, p.number}
+			due[its], seen[its] = time.Duration(binary.NativeEndian.Uint64(note[noteDue:])), time.Duration(binary.NativeEndian.Uint64(note[noteNow:]))
 		}
 	}
 	for i := range packets {
@@ -131,9 +131,10 @@ func (w *watch) into(packets []packet) {
 		if p.protocol != unix.IPPROTO_UDP {
 			continue
 		}
-		var ok bool
-		if p.due, ok = due[name{p.from, p.to, p.number}]; !ok {
+		departs, ok := due[name{p.from, p.to, p.number}]
+		if !ok {
 			w.t.Fatalf("packet %d to %v arrived, but the watch did not see it", p.number, p.to)
 		}
+		p.due, p.delayed = cmp.Or(departs, seen[name{p.from, p.to, p.number}]), departs > 0
 	}
 }
