@@ -195,7 +195,7 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 				case t.back:
 					return store.TakeBack(quota, key, t.bytes)
 				case each && key == (maps.Key{}):
-					store.TopUpAll(quota)
+					return store.TopUpAll(quota)
 				}
 				return store.TopUp(quota, key, t.bytes)
 			})

@@ -54,16 +54,17 @@ func (s *session) lookAtQuotas() {
 	s.quotas.told = map[quotaUser]toldOf{}
 	var each []quotaOf
 	var entries []maps.Entry
+	var ends []uint64 // of each: there may be many hosts
 	look := func(i int, key string, used uint64) {
 		use := maps.NewQuota(entries[i].Capacity, used)
-		use.EndsNS = s.store.QuotaOf(entries[i], now).EndsNS
+		use.EndsNS = ends[i]
 		s.lookAtQuota(each[i], key, use, was)
 	}
 	at, seen := map[quotaUser]int{}, map[quotaUser]bool{} // the places of quotas among each, and who uses them
 	for _, q := range r.quotas {
 		if q.entry.Each.Kind != policy.EachAll {
 			at[quotaUser{q.at, q.prefix, ""}] = len(each)
-			each, entries = append(each, q), append(entries, q.entry)
+			each, entries, ends = append(each, q), append(entries, q.entry), append(ends, s.store.QuotaOf(q.entry, now).EndsNS)
 			continue
 		}
 		s.lookAtQuota(q, "", s.store.QuotaOf(q.entry, now), was)

@@ -250,9 +250,8 @@ func (s *Store) topUp(quota Entry, key Key, bytes uint64, back bool) (used Quota
 	}
 }
 
-// TopUpAll gives back all that is used of a quota, by all keys.
-func (s *Store) TopUpAll(quota Entry) {
-	s.TopUp(quota, Key{}, All)
+// TopUpAll is TopUp with All for all keys and the shared bucket.
+func (s *Store) TopUpAll(quota Entry) Quota {
 	m := s.Meter(quota)
 	for n := range s.slots(func(id uint32) bool { return id == quota.ID }) {
 		slot, key := s.slot(n), &s.table().keys[n]
@@ -265,4 +264,5 @@ func (s *Store) TopUpAll(quota Entry) {
 			}
 		}
 	}
+	return s.TopUp(quota, Key{}, All)
 }
