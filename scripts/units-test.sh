@@ -130,6 +130,11 @@ leased() {
 	[[ $(shapectl show --pools "$1" -j 2>/dev/null) == *'"leased": true'* ]]
 }
 
+# ended PID: succeeds if systemd knows that this process of the server ended.
+ended() {
+	[[ $(systemctl show --property=MainPID --value shapectl-serve) != "$1" ]]
+}
+
 # request PATH: prints what the server answers.
 request() {
 	exec 3<>/dev/tcp/127.0.0.1/9824
@@ -234,7 +239,10 @@ use() {
 	chmod 600 /etc/shapectl/cluster.env
 	systemctl restart shapectl-serve || die "with a store, the server does not start: $(</run/said)"
 	eventually 'the pool gets a lease' leased up
+	local server
+	server=$(systemctl show --property=MainPID --value shapectl-serve)
 	systemctl kill --kill-whom=main --signal=KILL shapectl-serve
+	eventually 'systemd notes that the server ended' ended "$server"
 	eventually 'the server restarts' systemctl --quiet is-active shapectl-serve
 	eventually 'the server that was restarted gets a lease' leased up
 	systemctl stop shapectl-serve
