@@ -30,6 +30,9 @@ func Spec() (*ebpf.CollectionSpec, error) {
 	return spec.Copy(), nil
 }
 
+// Types is the compiled types and constants of abi.h, which must not be changed.
+func Types() []byte { return _AbiBytes }
+
 // Object is the compiled program, which must not be changed.
 func Object() []byte { return _ShapectlBytes }
 

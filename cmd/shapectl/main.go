@@ -29,11 +29,7 @@ func versionCommand(e *env) *cobra.Command {
 		Short: "Show the version",
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			number, err := maps.Layout()
-			if err != nil {
-				return err
-			}
-			layout := fmt.Sprintf("%016x", number)
+			layout := fmt.Sprintf("%016x", maps.Layout())
 			if e.json {
 				return report.JSON(e.out, []any{struct {
 					Version string `json:"version"`
@@ -41,7 +37,7 @@ func versionCommand(e *env) *cobra.Command {
 					Go      string `json:"go"`
 				}{version, layout, runtime.Version()}})
 			}
-			_, err = fmt.Fprintf(e.out, "shapectl %s (pins of layout %s, %s)\n", version, layout, runtime.Version())
+			_, err := fmt.Fprintf(e.out, "shapectl %s (pins of layout %s, %s)\n", version, layout, runtime.Version())
 			return err
 		},
 	}

@@ -18,21 +18,17 @@ import (
 const mostBucketSeries = 1000
 
 // exporter answers the scrapes of Prometheus.
-func (e *env) exporter(o serveOptions, shared *live.Shared) (*metrics.Exporter, error) {
-	layout, err := maps.Layout()
-	if err != nil {
-		return nil, err
-	}
+func (e *env) exporter(o serveOptions, shared *live.Shared) *metrics.Exporter {
 	var rtts func() observe.Sums
 	if e.rtts != nil {
 		rtts = e.rtts.Sums
 	}
 	return metrics.New(metrics.Options{
-		RTTs: rtts, Version: version, Layout: fmt.Sprintf("%016x", layout),
+		RTTs: rtts, Version: version, Layout: fmt.Sprintf("%016x", maps.Layout()),
 		Most:    o.metrics,
 		Read:    func(ctx context.Context) (*live.Reading, error) { return shared.Now(ctx, metrics.What(o.buckets)) },
 		OnError: func(err error) { o.Say(fmt.Sprintf("metrics: %v", e.advise(err))) },
-	}), nil
+	})
 }
 
 // countEvents counts events for Prometheus until ctx is done. What keeps it from that is said, and may pass.

