@@ -17,7 +17,7 @@ if [[ ${1-} == --update-costs ]]; then
 	update=1 kernels=() packages=(internal/program)
 fi
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
-"$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
+"$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3 nft=nftables
 
 tmp=$(mktemp -d)
 # shellcheck disable=SC2317 # it is called by a trap
