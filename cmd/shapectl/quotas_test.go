@@ -241,9 +241,14 @@ func TestTopUpOfAName(t *testing.T) {
 	r.prints("bob: 1.02 kB of 1.05 MB are used\n", "topup", "bob", "2kb", "--undo")
 	r.refused(exitInput, "there is no device nosuch", "topup", "nosuch", "egress", "10.2.0.0/24", "1kb")
 	r.refused(exitInput, "no egress rule for 10.2.1.0/24 on va", "topup", "va", "egress", "10.2.1.0/24", "1kb")
-	r.ok("apply", r.policy(strings.Replace(r.ok("export"), "1mbit", "2mbit", 1)))
+	last := r.ok("export")
+	r.ok("apply", r.policy(strings.Replace(last, "10.2.0.0/24", "10.2.9.0/24", 1)))
+	r.ok("apply", r.policy(last))
 	r.prints("bob: 0 of 1.05 MB are used\n", "topup", "bob", "1kb")
 	r.refused(exitInput, "", "rollback")
+	if got := r.run("doctor", "va"); strings.Contains(got.out, "policy in force") {
+		t.Errorf("after a top-up, the policy before the last is in force: %+v", got)
+	}
 	r.ok(strings.Fields("set --kind rule bob --quota 1mb/month --then drop")...)
 	r.refused(exitInput, "the name stands for several things", "topup", "bob", "1kb")
 }

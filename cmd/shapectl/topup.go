@@ -216,9 +216,11 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 			is.Sentence += fmt.Sprintf(", and %s more are left until the period ends", report.Bytes(is.AheadBytes))
 		}
 	}
-	n.EndChange()
-	unkept := n.KeepUsed()
-	err := t.e.print(all, func(w io.Writer) (err error) {
+	unkept, err := n.KeepUsed(), n.EndChange()
+	if err != nil {
+		return err
+	}
+	err = t.e.print(all, func(w io.Writer) (err error) {
 		for _, is := range all {
 			_, err = fmt.Fprintln(w, plain.Line(is.Sentence))
 		}

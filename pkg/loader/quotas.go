@@ -225,10 +225,11 @@ func (k *Kept) KeepUsed(o Options) error {
 }
 
 // EndChange ends the last change, unless it is pending: Rollback would undo more than somebody means who has topped up a quota since.
-func (n *Namespace) EndChange() {
-	if state, _ := n.pins.store.Change(); state == maps.Committed {
-		n.pins.store.Finish()
+func (n *Namespace) EndChange() error {
+	if n.pins.state() != maps.Committed {
+		return nil
 	}
+	return n.pins.endChange()
 }
 
 // RenewCalendars computes when the periods of quotas begin.
