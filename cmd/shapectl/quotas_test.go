@@ -240,6 +240,7 @@ func TestTopUpOfAName(t *testing.T) {
 	r.refused(exitInput, "only 1049600 B are left", "topup", "bob", "2mb", "--undo")
 	r.prints("bob: 1.02 kB of 1.05 MB are used\n", "topup", "bob", "2kb", "--undo")
 	r.refused(exitInput, "there is no device nosuch", "topup", "nosuch", "egress", "10.2.0.0/24", "1kb")
+	r.refused(exitInput, "that of the pool bob is in force: 'shapectl topup bob SIZE'", "topup", "va", "egress", "10.2.0.0/24", "1kb")
 	r.refused(exitInput, "no egress rule for 10.2.1.0/24 on va", "topup", "va", "egress", "10.2.1.0/24", "1kb")
 	last := r.ok("export")
 	r.ok("apply", r.policy(strings.Replace(last, "10.2.0.0/24", "10.2.9.0/24", 1)))

@@ -27,7 +27,7 @@ used: those of each host, of a cluster, and those that come back steadily, as by
 and the error says how many. After all, the quota is as at the beginning of a period, also if it had more. --undo takes back what
 was added by mistake.
 
-NAME is the exact name of rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
+NAME names rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
 no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
 all gives back those of all hosts.`,
 		Example: `  shapectl topup alice 20gb
@@ -140,6 +140,23 @@ func (t topup) named(n *loader.Namespace, of target, found search) error {
 	return t.do(n, of.name, found.rules)
 }
 
+// poolWithQuota is a pool with a quota above rules; "" for none.
+func poolWithQuota(n *loader.Namespace, rules []namedHook) string {
+	pools := n.Pools()
+	defer pools.Close()
+	for _, h := range rules {
+		for _, r := range h.rules {
+			for name, has := r.Within, pools.Set != nil; has && name != ""; {
+				if r, has = pools.Set.Find(policy.PoolKey(string(name))); r.Also.Quota.Bytes > 0 {
+					return string(name)
+				}
+				name = r.Within
+			}
+		}
+	}
+	return ""
+}
+
 func anyQuota(rules []namedHook) bool {
 	return slices.ContainsFunc(rules, func(h namedHook) bool {
 		return slices.ContainsFunc(h.rules, func(e maps.Entry) bool { return e.Also.Quota.Bytes > 0 })
@@ -202,6 +219,9 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 		}
 	}
 	if len(all) == 0 {
+		if above := poolWithQuota(n, rules); above != "" {
+			return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
+		}
 		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))
 	}
 	if len(all) == 1 && name != "" {

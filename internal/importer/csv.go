@@ -2,11 +2,14 @@ package importer
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -47,6 +50,7 @@ type customer struct {
 	where  string
 	pool   policy.Within // that of its rules, or of the rows that name it
 	seen   bool          // by addPools
+	named  bool          // by another row, as its pool
 }
 
 type customers struct {
@@ -66,13 +70,18 @@ func CSV(table File, o CSVOptions) (Imported, error) {
 		if !s.has(ipv4) && !s.has(ipv6) {
 			s.need("address", "address")
 		}
-		if !s.has("quota") && (s.has("then") || s.has("period") || s.then != 0) {
-			s.problem(s.at["then"], "then or period without quota: nobody would have one; is the column quota missing or misspelt?")
-		}
-		for _, h := range s.header {
-			if h != "" && csvNames[s.headerName(h)] == "" {
+		for i, h := range s.header {
+			if h == "" || csvNames[s.headerName(h)] != "" {
+				continue
+			}
+			if known := plain.Similar(h, slices.Collect(maps.Keys(csvNames))); known != "" {
+				s.problem(i, "unknown column %q; did you mean %q? if not, name it otherwise", h, known)
+			} else {
 				s.leave(unknownColumn, "line 1", "%s", h)
 			}
+		}
+		if len(s.errors) == 0 && !s.has("quota") && (s.has("then") || s.has("period") || s.then != 0) {
+			s.problem(s.at["then"], "then or period without quota: nobody would have one; is the column quota missing or misspelt?")
 		}
 	}
 	if err := s.read(table.Text); err != nil {
@@ -80,6 +89,11 @@ func CSV(table File, o CSVOptions) (Imported, error) {
 	}
 	for _, c := range s.all {
 		s.addPools(c)
+	}
+	for _, c := range s.all {
+		if c.rows == nil && !c.named {
+			s.leave(noAddress, c.where, "%s, a pool that no row names", c.who)
+		}
 	}
 	return s.imported(), nil
 }
@@ -103,6 +117,8 @@ func (s *customers) row() {
 	invalid, first := c.limit.Validate(), s.named[c.name]
 	switch {
 	case len(s.errors) > before:
+	case strings.HasSuffix(c.name, " "+down.String()), strings.HasSuffix(c.name, " "+up.String()):
+		s.problem(s.at["name"], "the name %s ends as those of the pools of a customer with several addresses; give it another end", c.who)
 	case len(networks) == 0 && (c.name == "" || rate == 0):
 		s.leave(noAddress, s.where, "%s", c.who)
 	case first != nil:
@@ -188,6 +204,7 @@ func (s *customers) addPools(c *customer) policy.Within {
 	}
 	c.seen = true
 	if above := s.named[c.within]; above != nil && above.rows == nil {
+		above.named = true
 		c.pool = s.addPools(above)
 	} else if c.within != "" {
 		s.leave(unknownPool, c.where, "%s is within %s", c.who, c.within)

@@ -46,7 +46,9 @@ func TestBadCSV(t *testing.T) {
 		header + "A,10.0.0.1,1,1,5gb,,1\nA,10.0.0.2,1,1,5gb,,1\n": `f:3:1: the name "A" was in line 2;`,
 		header + "A,,1,1,,,\nA,10.0.0.2,1,1,5gb,,1\n":             `f:3:1: the name "A" was in line 2;`,
 		header + "A,10.0.0.1,1,1,,,\nB,10.0.0.1,1,1,5gb,,1\n":     "f:3:3: 10.0.0.1 was in line 2;",
-		"name,ip,down,up,qouta,then\nA,10.0.0.1,1,1,5gb,1\n":      "f:1:23: then or period without quota",
+		"name,ip,down,up,qouta,then\nA,10.0.0.1,1,1,5gb,1\n":      `f:1:17: unknown column "qouta"; did you mean "quota"?`,
+		"name,ip,down,up,then\nA,10.0.0.1,1,1,1\n":                "f:1:17: then or period without quota",
+		header + "A down,10.0.0.1,1,1,,,\n":                       `f:2:1: the name "A down" ends as those of the pools`,
 	} {
 		_, err := CSV(File{"f", strings.NewReader(text)}, CSVOptions{Device: "eth1"})
 		if mistakes, _ := errors.AsType[policyfile.Errors](err); len(mistakes) != 1 || !strings.Contains(err.Error(), want) {
@@ -62,10 +64,10 @@ func TestBadCSV(t *testing.T) {
 	}
 }
 
-// A pool within itself is reported, not followed for ever.
+// A pool within itself is reported, not followed for ever, and so is one that limits nobody.
 func TestCSVLoop(t *testing.T) {
-	i, err := CSV(File{"f", strings.NewReader("name,ip,down,up,pool\nA,,1,1,B\nB,,1,1,A\nC,10.0.0.1,1,1,C\n")}, CSVOptions{Device: "eth1"})
-	if err != nil || i.Pools() != 2 || len(i.Left) != 1 || i.Left[0].reason != unknownPool {
+	i, err := CSV(File{"f", strings.NewReader("name,ip,down,up,pool\nA,,1,1,B\nB,,1,1,A\nC,10.0.0.1,1,1,C\nD,,1,1,\n")}, CSVOptions{Device: "eth1"})
+	if err != nil || i.Pools() != 3 || len(i.Left) != 2 || i.Left[0].reason != unknownPool || i.Left[1].reason != noAddress {
 		t.Errorf("%+v %v", i, err)
 	}
 	if within := i.Tables[0].Rules[0].Within; within != "" && within != policy.Within("B") {

@@ -184,7 +184,7 @@ func (q *Quota) Set(s string) error {
 	}
 	size, period, found := strings.Cut(s, "/")
 	if !found || !Period(period).Valid() {
-		return fmt.Errorf("quota %.64q has no period that is known; write one such as 100gb/month, 100gb/month@15, 20gb/week, 5gb/day or 100gb/30d", s)
+		return fmt.Errorf("quota %.64q has no period that is known; write one such as 100gb/month, 100gb/month@15 (a day from 1 to 28), 20gb/week, 5gb/day or 100gb/30d", s)
 	}
 	bytes, err := ParseVolume("quota", size)
 	if err == nil {
