@@ -51,7 +51,7 @@ func (r *reader) host(d *direction, e *entry) {
 	limit := p.draft(d.defaults.Draft)
 	limit.Name, limit.Host = cmp.Or(p.Name, mac.String()), mac
 	ofRules := limit
-	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
+	if limit.Rate != policy.Unlimited && limit.Rate != 0 || limit.Also != (policy.Also{}) {
 		if h.pool = r.poolOfHost(d, e, p, limit); h.pool == nil {
 			return
 		}
@@ -74,7 +74,7 @@ func (r *reader) host(d *direction, e *entry) {
 	d.hosts = append(d.hosts, h)
 }
 
-// ofAddress reports whether an option of a host that has a rate goes to the rules of its addresses, not to its pool.
+// ofAddress reports whether an option of a host that has a limit goes to the rules of its addresses, not to its pool.
 func ofAddress(o *policy.Option) bool {
 	return o.RuleOnly && !o.LimitedOnly && !o.DependsOn("guarantee")
 }
@@ -88,14 +88,14 @@ func onlyWithRate(d *policy.Draft, p parcel) error {
 	for _, key := range ofPoolOnly {
 		o := policy.FindOption(key)
 		if p.gives(o) {
-			return fmt.Errorf("%s is for all addresses of a host together, which have a pool only with a rate; give the host a rate, or leave this out", key)
+			return fmt.Errorf("%s is for all addresses of a host together, which have a pool only with a rate or quota; give the host one, or leave this out", key)
 		}
 		d.Drop(o)
 	}
 	return nil
 }
 
-// poolOfHost makes the pool of a host with a rate; nil if it is not valid.
+// poolOfHost makes the pool of a host with a limit; nil if it is not valid.
 func (r *reader) poolOfHost(of *direction, e *entry, said parcel, d policy.Draft) *pool {
 	d.Owner = policy.Owner{Device: of.section.device(), Direction: of.direction, Host: d.Name}
 	name := d.Owner.String()

@@ -93,6 +93,11 @@ var hostPolicies = []struct{ text, device, want string }{
 			br0 egress 192.168.1.7/32 : 1mbit within br0 egress (; )
 			br0 egress 192.168.1.8/32 3c:22:fb:00:00:01: unlimited within br0 egress (; 3c:22:fb:00:00:01)
 			br0 egress 2001:db8::7/128 tablet: unlimited within br0 egress tablet (; 3c:22:fb:12:34:56)`},
+	// One quota for all addresses.
+	{`devices: {br-lan: {egress: {3c:22:fb:12:34:56: {quota: 20gb/month, then: 1mbit, name: guest}}}}`, "br-lan", `
+			pool br-lan egress guest: 400gbit (; 3c:22:fb:12:34:56)
+			br-lan egress 192.168.1.7/32 guest: unlimited within br-lan egress guest (; 3c:22:fb:12:34:56)
+			br-lan egress 2001:db8::7/128 guest: unlimited within br-lan egress guest (; 3c:22:fb:12:34:56)`},
 	// Two hosts with one limit. Defaults and plans that rules have.
 	{`pools: {kids: {rate: 8mbit, share: member}}
 plans: {child: {within: kids, note: bedtime}, home: {rate: 3mbit, each: host}}
