@@ -23,6 +23,7 @@ const (
 
 // followed is what is known of the hosts of the policy.
 type followed struct {
+	pending bool // they wait for the end of a pending change, and OnWarning was called
 	*netinfo.Neighbours
 	devices map[int]bool // whose neighbours may differ from the rules, by index
 	all     bool         // those of all devices may
@@ -101,13 +102,13 @@ func (r *Reconciler) followHosts() error {
 		r.OnWarning(fmt.Errorf("follow hosts: %w", err))
 	}
 	if p := n.Pending(); p != nil && len(moves) > 0 {
-		if !r.pending {
-			r.pending = true
+		if !r.hosts.pending {
+			r.hosts.pending = true
 			r.OnWarning(fmt.Errorf("cannot follow the addresses of hosts yet: %w", p))
 		}
 		return nil
 	}
-	r.hosts.devices, r.hosts.all, r.pending = map[int]bool{}, false, false
+	r.hosts.devices, r.hosts.all, r.hosts.pending = map[int]bool{}, false, false
 	allOrEach(moves, func(some ...move) error { return r.hosts.move(n, some, r.OnNotice, r.OnWarning) }, func(m move, err error) { r.warn(m.dev, err) })
 	return nil
 }
