@@ -24,7 +24,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// defaultHistory is what the unit of serve writes. Without it, a report asks serve.
+// defaultHistory is what the unit of serve writes. A report reads it if no serve answers.
 const defaultHistory = "/var/lib/shapectl/history"
 
 type reportOptions struct {
@@ -82,7 +82,7 @@ file.
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "show all of each part")
 	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
-	flags.StringVar(&o.history, "history", "", "read the history at this `path`; default: "+defaultHistory+", or else the memory of a running serve")
+	flags.StringVar(&o.history, "history", "", "read the history at this `path`; default: that of a running serve, or else "+defaultHistory)
 	must(cmd.MarkFlagDirname("history"))
 	return cmd
 }
@@ -121,14 +121,21 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	if e.netns != "" && o.history == "" && e.contents == nil { // what is at the usual places is of another one
 		return inputf("report: the history of network namespace %s is elsewhere; name the directory that its serve records by --history", plain.Line(e.netns))
 	}
-	path := cmp.Or(o.history, defaultHistory)
-	found, err := e.deliveries(path, q)
-	switch {
-	case o.history == "" && e.history == nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
-		if found, err = askReport(given, o, q); err != nil {
+	var found report.Deliveries
+	asked, absent := false, error(nil)
+	if o.history == "" && e.contents == nil && e.history == nil { // a directory may be of an earlier serve
+		if found, asked, err = askReport(given, o, q); asked && err != nil {
 			return err
 		}
-	case err != nil:
+		absent = err
+	}
+	if !asked {
+		found, err = e.deliveries(cmp.Or(o.history, defaultHistory), q)
+	}
+	if absent != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
+		err = fmt.Errorf("there is no %s to read; name a directory by --history, or %w", defaultHistory, absent)
+	}
+	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	if len(found) == 0 {
@@ -170,8 +177,8 @@ func (e *env) deliveries(path string, q history.Request) (report.Deliveries, err
 	return found, nil
 }
 
-// askReport asks a running serve, as it may keep its history in memory, or where only root can read it.
-func askReport(given []string, o reportOptions, q history.Request) (found report.Deliveries, err error) {
+// askReport asks a running serve, as it may keep its history in memory, or where only root can read it. It reports whether one answers.
+func askReport(given []string, o reportOptions, q history.Request) (found report.Deliveries, asked bool, err error) {
 	query := url.Values{"since": {q.Since.Format(time.RFC3339Nano)}, "until": {q.Until.Format(time.RFC3339Nano)}}
 	names := []string{"named", "direction", "network"}
 	if len(given) == len(names) {
@@ -184,13 +191,10 @@ func askReport(given []string, o reportOptions, q history.Request) (found report
 		query.Set("committed", o.committed.String())
 	}
 	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{}, nil)
-	if answer == nil {
-		return nil, fmt.Errorf("report: there is no %s to read; name a directory by --history, or %w", defaultHistory, err)
+	if err == nil {
+		err = json.Unmarshal(text, &found) // else the error is in the words of serve
 	}
-	if err != nil {
-		return nil, err // of serve, in its words
-	}
-	return found, json.Unmarshal(text, &found)
+	return found, answer != nil, err
 }
 
 // parseMoment reads a time, or how long ago it was.
