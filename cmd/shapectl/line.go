@@ -73,6 +73,8 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 				return e.lineOff(given[0])
 			}
 			switch {
+			case given[0] == "off":
+				return inputf("line: the device is missing; write it before off")
 			case o.down == 0 && o.up == 0:
 				return inputf("line: the rates are missing; give those of a speed test, such as --down 50mbit --up 10mbit; off removes the limits")
 			case o.min != 0 && !o.adapt:

@@ -168,7 +168,7 @@ func (e *env) unmet(dev netinfo.Device, t policy.Table) error {
 		}
 		switch where := plain.Line(dev.Name) + " " + t.Direction.String(); {
 		case r.NAT && behind.NAT == nil:
-			e.say("%s: no host is known to be behind NAT here; leave --nat out, or give it on the device of the line", where)
+			e.say("%s: no host is known to be behind NAT here; unless one is, leave --nat out, or give it on the device of the line", where)
 		case r.NAT && inside != "":
 			e.say("%s: a rule with --nat is for the addresses of other hosts, such as 0.0.0.0/0", where)
 		}
