@@ -40,7 +40,7 @@ enum layout {
 	MAX_WAIT_S = 9, /* the longest time for which a packet is queued */
 	QUOTA_BITS = 8, /* a quota is in units of 2^-QUOTA_BITS byte */
 	AHEAD_BITS = 58, /* less than 2^AHEAD_BITS of these may be ahead of a quota */
-	CALENDARS = 16,
+	CALENDARS = 64,
 	PERIODS = 128, /* of a calendar that are known: a power of two */
 	/* While a full queue drains, a sparse flow sends at most a part of SPARSE_PARTS of it, */
 	SPARSE_PARTS = 16,

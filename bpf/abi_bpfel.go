@@ -214,7 +214,7 @@ const (
 	AbiLayoutMAX_WAIT_S      AbiLayout = 9
 	AbiLayoutQUOTA_BITS      AbiLayout = 8
 	AbiLayoutAHEAD_BITS      AbiLayout = 58
-	AbiLayoutCALENDARS       AbiLayout = 16
+	AbiLayoutCALENDARS       AbiLayout = 64
 	AbiLayoutPERIODS         AbiLayout = 128
 	AbiLayoutSPARSE_PARTS    AbiLayout = 16
 	AbiLayoutSPARSE_BITS     AbiLayout = 11

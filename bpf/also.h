@@ -6,7 +6,7 @@
  * Each is a bucket as any other. They differ in what they count:
  *
  *	COUNTS_PACKETS	each packet on the wire as one byte
- *	COUNTS_FLOWS	the first packet of a flow as one byte, and others not. A flow that was idle for SEEN_NS is new again.
+ *	COUNTS_FLOWS	the first packet of a flow as one byte, and others not. A flow that was idle for SEEN_NS, or for more than half of it, is new again.
  *	COUNTS_QUOTA	units of 2^-QUOTA_BITS byte, so that a level can be petabytes
  *
  * A quota comes back at a rate, or all at once by a calendar: then its clock stands still, and a bucket that was last charged before

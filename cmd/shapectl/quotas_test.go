@@ -342,3 +342,15 @@ func TestQuotasAreRenewed(t *testing.T) {
 	})
 	testenv.Must(t, err)
 }
+
+// A limit of new flows remembers those that it has seen, although all have one bucket.
+func TestNewFlowsOfAll(t *testing.T) {
+	r := newRig(t)
+	r.ok(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --new-flows 1 --new-flows-burst 12")...)
+	for i := range 36 {
+		r.send(fmt.Sprintf("10.0.0.%d", 1+i%12), 1, 100)
+	}
+	if rule := r.show()[0]; rule.PassedPackets != 36 {
+		t.Errorf("of 36 packets of 12 flows, %d passed", rule.PassedPackets)
+	}
+}

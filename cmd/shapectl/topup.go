@@ -25,7 +25,7 @@ func topupCommand(e *env) *cobra.Command {
 		Long: `Add bytes to what is left of a quota. What is more than the quota lasts until the period ends. Some quotas take no more than is
 used: those of each host, of a cluster, and those that come back steadily, as by 30d. If fewer are used of one, nothing is changed,
 and the error says how many. After all, the quota is as at the beginning of a period, also if it had more. --undo takes back what
-was added by mistake.
+was added to another by mistake.
 
 NAME names rules, a pool or a device, as for 'shapectl set'. Each of its quotas gets SIZE back. If its rules have
 no quota, the pools do that only they are in. HOST is the address of one that has a quota of its own by --each; without HOST,
@@ -197,7 +197,7 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 			}
 			switch is := store.TopUp(quota, key, 0); {
 			case t.back && !quota.TakesAhead():
-				return inputf("%s: this quota takes no more than is used, so there is nothing to take back", plain.Line(says))
+				return inputf("%s: --undo takes nothing back from a quota of each host, of a cluster, or that comes back steadily; nothing was changed", plain.Line(says))
 			case t.bytes == maps.All, t.back && t.bytes <= is.LeftBytes:
 			case t.back:
 				return inputf("%s: only %d B are left; take back less; nothing was changed", plain.Line(says), is.LeftBytes)
@@ -220,7 +220,10 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 	}
 	if len(all) == 0 {
 		if above := poolWithQuota(n, rules); above != "" {
-			return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
+			if t.host.IsValid() {
+			return missingf("there is no quota of %s; %s lists those that there are", t.host, t.e.suggest("show --buckets --sort quota"))
+		}
+		return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
 		}
 		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))
 	}

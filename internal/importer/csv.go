@@ -15,7 +15,7 @@ import (
 
 var (
 	unknownColumn = reason{other, "column of unknown meaning", "only some names of columns are known", "it was left out; rename it if it has a limit"}
-	unknownPool   = reason{loosens, "unknown pool", "no row without an address has that name, so no pool limits this one",
+	unknownPool   = reason{loosens, "unknown pool", "no row without an address has that name, or it is within this one, so no pool limits this one",
 		"add a row with its name and rates, but without an address"}
 )
 
@@ -203,10 +203,15 @@ func (s *customers) addPools(c *customer) policy.Within {
 		return c.pool
 	}
 	c.seen = true
-	if above := s.named[c.within]; above != nil && above.rows == nil {
+	above := s.named[c.within]
+	isPool := above != nil && above.rows == nil
+	if isPool {
 		above.named = true
+	}
+	switch {
+	case isPool && (above.node != nil || !above.seen):
 		c.pool = s.addPools(above)
-	} else if c.within != "" {
+	case c.within != "":
 		s.leave(unknownPool, c.where, "%s is within %s", c.who, c.within)
 	}
 	c.limit.Within = c.pool

@@ -67,7 +67,7 @@ func TestBadCSV(t *testing.T) {
 // A pool within itself is reported, not followed for ever, and so is one that limits nobody.
 func TestCSVLoop(t *testing.T) {
 	i, err := CSV(File{"f", strings.NewReader("name,ip,down,up,pool\nA,,1,1,B\nB,,1,1,A\nC,10.0.0.1,1,1,C\nD,,1,1,\n")}, CSVOptions{Device: "eth1"})
-	if err != nil || i.Pools() != 3 || len(i.Left) != 2 || i.Left[0].reason != unknownPool || i.Left[1].reason != noAddress {
+	if err != nil || i.Pools() != 3 || len(i.Left) != 3 || i.Left[1].reason != unknownPool || i.Left[2].reason != noAddress {
 		t.Errorf("%+v %v", i, err)
 	}
 	if within := i.Tables[0].Rules[0].Within; within != "" && within != policy.Within("B") {

@@ -33,7 +33,7 @@ func (s *Store) calendarOf(r policy.Rule) (number uint32, err error) {
 	used := s.calendarsInUse() // which takes a while for many rules
 	free := slices.Index(used[:], false)
 	if free < 0 {
-		return 0, fmt.Errorf("quota of %d different periods and time zones: %w", len(s.calendars)+1, ErrFull)
+		return 0, fmt.Errorf("quotas have more than %d different periods and time zones, with those of the last change; give some the same", len(s.calendars))
 	}
 	c := &s.calendars[free]
 	c.Name = [len(c.Name)]uint8{}

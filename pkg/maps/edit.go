@@ -319,9 +319,10 @@ func (s *Set) write(it placed, of *policy.Rule, have, want policy.Rule, had uint
 	return id, nil
 }
 
-// hasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
+// hasSlots reports whether hosts, subnets or flows of a rule, sharers of its bucket but for members, or flows that a limit of new ones
+// has seen, have slots in the table.
 func hasSlots(rule policy.Rule) bool {
-	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst ||
+	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst || rule.Also.Flows != 0 || rule.Unit == policy.Flows ||
 		rule.Share.Kind != policy.ShareNone && rule.Share.Kind != policy.ShareMember
 }
 

@@ -337,7 +337,7 @@ var Options = []*Option{
 	same(func(l *Limit) *PerSecond { return &l.Also.Flows }, func(r *Rule) *PerSecond { return &r.Also.Flows }, Option{
 		Name: "new-flows", LimitedOnly: true,
 		Help:       "new connections and flows in a second: 50",
-		Doc:        "packets in a second that begin a flow: the SYN of TCP; of others the first one, and the first after 30 s without",
+		Doc:        "packets in a second that begin a flow: the SYN of TCP; of others the first one, and the first after 15 to 30 s without",
 		DocDefault: "any number",
 		needs:      []need{needsNoColourRule, {option: "each", met: func(r *Rule) bool { return r.Each.Kind != EachFlow }, why: "with each flow, which begins once; leave it out"}},
 	}),
