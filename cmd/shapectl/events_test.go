@@ -124,18 +124,23 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// What a limit of packets counts is told as packets, and whose limit it is.
-func TestEventsOfTooManyPackets(t *testing.T) {
+// What a limit of packets counts is told as packets, whose limit it is, and that a quota is used up.
+func TestEventsOfOtherLimits(t *testing.T) {
 	r := newRig(t)
-	r.ok(strings.Fields("set up --new --rate 1gbit --pps 1 --pps-burst 2")...)
+	r.ok(strings.Fields("set up --new --rate 1gbit --pps 1 --pps-burst 10 --quota 11000b/day --then drop")...)
 	r.ok(strings.Fields("set va egress 10.0.0.0/24 --rate 1gbit --pps 1 --pps-burst 3 --each host")...)
 	r.ok(strings.Fields("set va egress 10.0.1.0/24 --rate 1gbit --within up")...)
+	r.ok(strings.Fields("set spent --new --rate 1gbit --quota 1kb/day --then 8kbit")...)
+	r.ok(strings.Fields("set va egress 10.0.2.0/24 --rate 1gbit --within spent")...)
+	r.ok(strings.Fields("set va egress 10.0.3.0/24 --rate 1gbit --quota 1kb/day --then drop --each host")...)
 	w := r.events("--kind", "overflow")
-	r.flood("10.0.0.7")
-	r.flood("10.0.0.8")
-	r.flood("10.0.1.7")
+	for _, host := range []string{"10.0.0.7", "10.0.0.8", "10.0.1.7", "10.0.3.7"} {
+		r.flood(host)
+	}
+	r.send("10.0.2.7", 150, 1000)
 	const bucket = "va egress 10.0.0.0/24: the bucket of "
-	for _, want := range []string{bucket + "10.0.0.7 is full (3 of 3 packets); ", bucket + "10.0.0.8 is full (3 of 3 packets); ", `va egress 10.0.1.0/24: pool "up" is full (2 of 2 packets); `} {
+	for _, want := range []string{bucket + "10.0.0.7 is full (3 of 3 packets); ", bucket + "10.0.0.8 is full (3 of 3 packets); ", `va egress 10.0.1.0/24: pool "up" is full (10 of 10 packets); `,
+		`va egress 10.0.2.0/24: pool "spent" exceeds 8kbit, as its quota is used up; `, "va egress 10.0.3.0/24: the bucket of 10.0.3.7 has used up its quota; "} {
 		w.tells(0, want, func(e report.Event) bool { return strings.HasPrefix(e.Sentence, want) })
 	}
 	w.stops(syscall.SIGTERM)

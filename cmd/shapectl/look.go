@@ -177,10 +177,10 @@ func (l *ruleLooker) readBuckets() error {
 		}
 		defer store.Close()
 		fullest := live.Buckets(store, []*live.Item{it})[0]
-		slices.SortFunc(fullest, func(a, b live.Bucket) int { return cmp.Compare(b.Bytes, a.Bytes) })
+		slices.SortFunc(fullest, func(a, b live.Bucket) int { return cmp.Compare(it.FullestPercent(b).N, it.FullestPercent(a).N) })
 		l.buckets = map[string]live.Part{}
 		for _, b := range fullest[:min(len(fullest), mostBuckets)] {
-			l.buckets[b.Name] = live.Part{Bucket: b, Full: it.FullPercent(b.Bytes)}
+			l.buckets[b.Name] = live.Part{Bucket: b, Full: it.FullestPercent(b)}
 		}
 		return nil
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -86,4 +87,36 @@ func TestQuotaIsTold(t *testing.T) {
 		return e.Sentence == `pool "spent": has more left of its quota again: 0 of 2.05 kB are used; the full rate is in force again`
 	})
 	w.stops(syscall.SIGTERM)
+}
+
+// Who has used up a limit of packets or new flows is the fullest, and no rate is told of where there is none.
+func TestPacketsAndFlowsAreTold(t *testing.T) {
+	r := newRig(t)
+	r.ok(strings.Fields("set strangers --new --pps 1 --pps-burst 1000")...)
+	r.ok(strings.Fields("set va egress 10.0.0.0/16 --each /24 --pps 1 --pps-burst 1000 --new-flows 1 --new-flows-burst 100")...)
+	r.ok(strings.Fields("set va egress 10.0.1.0/24 --pps 1m --within strangers")...)
+	r.send("10.0.1.1", 100, 100)
+	r.send("10.0.2.1", 200, 100)
+	r.send("10.0.3.1", 1100, 100)
+	for i := range 60 {
+		r.send(fmt.Sprint("10.0.4.", i), 1, 100)
+	}
+	for args, want := range map[string]string{
+		"show":                       "1 pps, 1 new/s per /24",
+		"show --buckets --top 1":     "FULL 10.0.3.0/24 10.0.0.0/16 va egress 0 ",
+		"explain va egress 10.0.3.1": "(gcra) speed",
+		"explain va egress 10.0.1.1": "decides; in the last 0.5 s, the rule used 0 rule",
+		"explain va egress 10.0.1.2": "pool strangers: 1 pps; not full; 0% refused",
+	} {
+		if got := r.ok(strings.Fields(args)...); !strings.Contains(bare(got), want) {
+			t.Errorf("%s does not say %q:\n%s", args, want, got)
+		}
+	}
+	var told []string
+	for _, b := range r.show("--buckets", "va", "egress", "10.0.0.0/16")[0].Buckets {
+		told = append(told, fmt.Sprint(b.Name, " ", *b.Packets > 100, *b.Flows > 40))
+	}
+	if !slices.Equal(told, []string{"10.0.3.0/24 true false", "10.0.4.0/24 false true", "10.0.2.0/24 true false"}) {
+		t.Errorf("the buckets are %q", told)
+	}
 }

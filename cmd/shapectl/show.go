@@ -63,7 +63,8 @@ Columns without values are left out, and on a narrow screen without --wide also 
             rate, if the rule has one bucket
   RATE      5mbit/pool is the rate of the pool, which all within it share
   FULL      how full bucket and queue are; above 100 % while a penalty lasts, after
-            a packet larger than the bucket, and while --excess ecn marks packets
+            a packet larger than the bucket, and while --excess ecn marks packets;
+            with --buckets, of the rate, --pps and --new-flows the fullest
   BORROWED  what passed beyond a guarantee
   LEFT      of the quota and its grace; once that is used up, the rate in force. Of
             each host, --buckets lists it

@@ -322,7 +322,7 @@ func (s *session) packet(e listener.Event) error {
 	}
 	out := report.Event{
 		Time: wallClock(e.Time), Kind: kindNames[e.Kind], Excess: fateNames[e.Fate], Key: cause.Key, Address: cause.From.String(),
-		Pool: cause.Pool, Sharer: cause.Sharer, Unit: cause.Unit, LevelBytes: &cause.Level, CapacityBytes: &cause.Capacity, Name: cause.Rule.Label.Name,
+		Pool: cause.Pool, Sharer: cause.Sharer, Unit: cause.Unit, Then: cause.Then, LevelBytes: &cause.Level, CapacityBytes: &cause.Capacity, Name: cause.Rule.Label.Name,
 		Device: s.nameOf(cause.Set), Direction: cause.Set.Direction().String(), LeftOut: e.LeftOut - min(e.LeftOut, s.leftOut),
 	}
 	if cause.Rule.Prefix.IsValid() {

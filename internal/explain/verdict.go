@@ -41,8 +41,11 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	if len(r.Stages.Levels) > 0 {
 		out.Passage, verdict, out.WaitNS = r.Stages.Judge(out.Bytes)
 		out.Conforms = out.RefusedBy == nil
-		if q := out.Quota; q != nil && q.UsedUp && out.RateBits != nil {
+		switch q := out.Quota; {
+		case out.RateBits != nil && q != nil && q.UsedUp:
 			out.RateBits = &q.ThenBits
+		case r.AnyRate():
+			out.RateBits = nil
 		}
 		if b := out.Bucket; b != nil && b.Conforms {
 			packets, bytes := r.Stages.room()
@@ -151,7 +154,7 @@ func judgeBucket(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Leve
 	l := report.Level{
 		Key: b.Key, Spilled: b.Spilled,
 		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue,
-		Conforms: !o.Excess, WaitNS: o.Wait,
+		Conforms: !o.Excess, WaitNS: o.Wait, AnyRate: r.AnyRate(),
 		EmptyNS: m.Drain(b.Level),
 	}
 	cost := max(bytes<<model.UnitBits, 1)

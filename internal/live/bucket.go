@@ -16,6 +16,8 @@ type Bucket struct {
 	WaitNS      *uint64 `json:"wait_ns"`
 	UsedBytes   *uint64 `json:"quota_used_bytes"` // of its quota; null without one
 	LeftBytes   *uint64 `json:"quota_left_bytes"` // of its quota and the grace
+	Packets     *uint64 `json:"pps_level_packets"`
+	Flows       *uint64 `json:"new_flows_level"`
 }
 
 // A FullBucket is one of the fullest buckets of all rules.
@@ -66,8 +68,11 @@ func (l *Limit) bucket(b maps.Bucket) Bucket {
 	return out
 }
 
-// Buckets are the buckets of items that are not empty, or of whose quota something is used, the shared ones too, in a store that
-// has their rules.
+// levels are those of the other limits of a bucket, by what they count.
+type levels [policy.AfterQuota + 1]uint64
+
+// Buckets are the buckets of items that are not empty, or of whose other limits one is not, the shared ones too, in a store that has
+// their rules.
 func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 	type key struct {
 		item   int
@@ -75,50 +80,68 @@ func Buckets(store *maps.Store, items []*Item) [][]Bucket {
 		flow   maps.Flow
 	}
 	all, entries := make([][]Bucket, len(items)), make([]maps.Entry, len(items))
-	var quotas []maps.Entry
+	var others []maps.Entry
 	var of []int // the item of each
-	used := map[key]uint64{}
+	have := map[key]levels{}
 	for i, it := range items {
 		entries[i] = *it.Entry
-		switch quota := it.quota(); {
-		case it.Each.Kind == policy.EachAll:
-			if it.Level|it.Second|it.Used.UsedBytes|it.Used.AheadBytes > 0 {
-				all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}).using(quota, it.Used.UsedBytes, it.Used.AheadBytes))
+		if it.Each.Kind != policy.EachAll {
+			for _, o := range it.others {
+				others, of = append(others, o), append(of, i)
 			}
-		case quota != nil:
-			quotas, of = append(quotas, *quota), append(of, i)
+			continue
+		}
+		some, has := it.Level|it.Second|it.Used.AheadBytes, levels{}
+		for _, o := range it.others {
+			has[o.Unit] = model.BytesOf(o.Unit, store.SharedLevel(o, maps.Now()))
+			some |= has[o.Unit]
+		}
+		if some > 0 {
+			all[i] = append(all[i], it.with(has, it.Used.AheadBytes, maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}))
 		}
 	}
-	for i, b := range store.Buckets(quotas, maps.Now) {
-		used[key{of[i], b.Subnet, b.Flow}] = b.LevelBytes
+	for i, b := range store.Buckets(others, maps.Now) {
+		k := key{of[i], b.Subnet, b.Flow}
+		has := have[k]
+		has[others[i].Unit] = b.LevelBytes
+		have[k] = has
 	}
 	for i, b := range store.Buckets(entries, maps.Now) {
 		k := key{i, b.Subnet, b.Flow}
-		all[i] = append(all[i], items[i].bucket(b).using(items[i].quota(), used[k], 0))
-		delete(used, k)
+		all[i] = append(all[i], items[i].with(have[k], 0, b))
+		delete(have, k)
 	}
-	for k, bytes := range used {
-		it := items[k.item]
-		all[k.item] = append(all[k.item], it.bucket(maps.Bucket{Subnet: k.subnet, Flow: k.flow}).using(it.quota(), bytes, 0))
+	for k, has := range have {
+		all[k.item] = append(all[k.item], items[k.item].with(has, 0, maps.Bucket{Subnet: k.subnet, Flow: k.flow}))
 	}
 	return all
 }
 
-// using is the bucket with what is used of its quota, and ahead; nil for none.
-func (b Bucket) using(quota *maps.Entry, used, ahead uint64) Bucket {
-	if quota != nil {
-		q := maps.NewQuota(quota.Capacity+ahead, used)
-		b.UsedBytes, b.LeftBytes = &q.UsedBytes, &q.LeftBytes
-	}
-	return b
-}
-
-// quota is the quota among the other limits; nil for none.
-func (l *Limit) quota() *maps.Entry {
-	for i := range l.others {
-		if l.others[i].Unit == policy.InQuota {
-			return &l.others[i]
+// with is a bucket with the levels of its other limits, and what is ahead of its quota.
+func (l *Limit) with(has levels, ahead uint64, b maps.Bucket) Bucket {
+	out := l.bucket(b)
+	for _, o := range l.others {
+		switch level := has[o.Unit]; o.Unit {
+		case policy.Packets:
+			out.Packets = &level
+		case policy.Flows:
+			out.Flows = &level
+		case policy.InQuota:
+			q := maps.NewQuota(o.Capacity+ahead, level)
+			out.UsedBytes, out.LeftBytes = &q.UsedBytes, &q.LeftBytes
 		}
 	}
-	return nil
+	return out
+}
+
+// FullestPercent is how full the fullest of the limits of a bucket is, without its quota; not known without a limit.
+func (it *Item) FullestPercent(b Bucket) Value {
+	full := it.FullPercent(b.Bytes)
+	if b.Packets != nil {
+		full.N = max(full.N, Percent(*b.Packets, uint64(it.Also.PacketBurst)).N)
+	}
+	if b.Flows != nil {
+		full.N = max(full.N, Percent(*b.Flows, uint64(it.Also.FlowBurst)).N)
+	}
+	return full
 }

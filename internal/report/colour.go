@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -17,13 +18,14 @@ func ratesOf(r *policy.Rule) string {
 	case policy.RFC4115:
 		return r.Rate.String() + "+" + r.Colours.EIR.String() // which comes on top
 	}
-	switch { // a limit without a rate
-	case r.Rate == policy.MaxRate && r.Also.Packets != 0:
-		return r.Also.Packets.String() + " pps"
-	case r.Rate == policy.MaxRate && r.Also.Flows != 0:
-		return r.Also.Flows.String() + " new/s"
+	var others []string
+	if r.AnyRate() && r.Also.Packets != 0 {
+		others = append(others, r.Also.Packets.String()+" pps")
 	}
-	return r.Rate.String()
+	if r.AnyRate() && r.Also.Flows != 0 {
+		others = append(others, r.Also.Flows.String()+" new/s")
+	}
+	return cmp.Or(strings.Join(others, ", "), r.Rate.String())
 }
 
 // OnExcess is what happens to packets beyond the rate, or to packets by colour; that green ones pass goes without saying.

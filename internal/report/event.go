@@ -74,6 +74,8 @@ type Event struct {
 
 	// Unit is what LevelBytes and CapacityBytes count.
 	Unit policy.Unit `json:"-"`
+	// Then is what comes after the quota.
+	Then policy.Then `json:"-"`
 
 	// Colours says what happens to packets by colour; nil for a rule without colours.
 	Colours *policy.Colours `json:"-"`
@@ -115,6 +117,17 @@ func (e *Event) filled() string {
 	return fmt.Sprintf(" (%s of %s)", Bytes(*e.LevelBytes), Bytes(*e.CapacityBytes))
 }
 
+// exceeded says which limit has too little room.
+func (e *Event) exceeded() string {
+	switch {
+	case e.Unit != policy.InQuota && e.Unit != policy.AfterQuota:
+		return "is full" + e.filled()
+	case e.Then == policy.ThenDrop:
+		return "has used up its quota"
+	}
+	return fmt.Sprintf("exceeds %v, as its quota is used up", e.Then)
+}
+
 var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by ECN", "delayed": "queued", "passed": "passed and counted"}
 
 // colours are those that the packet may have: listeners hear only of red packets and of those that are dropped.
@@ -154,9 +167,9 @@ func (e *Event) DescribePacket() {
 	case e.Kind == PenaltyStarts:
 		e.Sentence = fmt.Sprintf("%s: a penalty starts for the bucket%s%s", e.Rule(), e.whose(), e.filled())
 	case e.Pool != "":
-		e.Sentence = fmt.Sprintf("%s: %s is full%s; excess packets are %s; first address: %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
+		e.Sentence = fmt.Sprintf("%s: %s %s; excess packets are %s; first address: %s", e.Rule(), pool, e.exceeded(), excessWords[e.Excess], e.Address)
 	default:
-		e.Sentence = fmt.Sprintf("%s: the bucket%s is full%s; excess packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
+		e.Sentence = fmt.Sprintf("%s: the bucket%s %s; excess packets are %s", e.Rule(), e.whose(), e.exceeded(), excessWords[e.Excess])
 	}
 }
 

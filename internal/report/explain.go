@@ -121,6 +121,7 @@ type Level struct {
 	RoomBytes     uint64 `json:"room_bytes"`
 	WaitNS        uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
 	HeldNS        uint64 `json:"held_ns"` // how long a penalty still keeps it full
+	AnyRate       bool   `json:"-"`       // only other limits limit the rule
 	Colouring
 }
 
@@ -420,7 +421,9 @@ func (b *Level) text(s *strings.Builder) {
 	if b.EmptyNS > 0 {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
-	fact(s, label, "of "+b.Key+": "+full)
+	if !b.AnyRate {
+		fact(s, label, "of "+b.Key+": "+full)
+	}
 	if b.Spilled {
 		fact(s, "spilled", "the bucket table has no room for "+b.Key+": this is the rule's spill bucket, which all keys without a bucket share")
 	}

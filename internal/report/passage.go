@@ -77,6 +77,8 @@ type PoolLevel struct {
 	// What it passed and refused while packets were counted; null and 0 if they were not.
 	UseBits        *uint64 `json:"use_bits_per_second"`
 	RecentRefusals uint64  `json:"recent_refusals"`
+
+	also policy.Also
 }
 
 // A Load is what a rule or pool did while packets were counted.
@@ -127,7 +129,7 @@ func Limiter(levels []Load) int {
 func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	return PoolLevel{
 		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: history.NotZero(uint64(r.Guarantee)),
-		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue,
+		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue, also: r.Also,
 	}
 }
 
@@ -232,7 +234,8 @@ func (s *Sharing) text() string {
 
 // text describes a pool.
 func (p *PoolLevel) text() string {
-	text := p.Name + ": " + policy.Rate(p.RateBits).String()
+	rule := policy.Rule{Rate: policy.Rate(p.RateBits), Also: p.also}
+	text := p.Name + ": " + ratesOf(&rule)
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
@@ -244,6 +247,8 @@ func (p *PoolLevel) text() string {
 		state = Bits(*p.UseBits) + " used now"
 	case p.Full:
 		state = "full"
+	case rule.AnyRate():
+		state = "not full"
 	case p.LevelBytes > 0:
 		state = percentText(percentOf(p.LevelBytes, p.HoldsBytes)) + " full"
 	}

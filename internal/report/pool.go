@@ -140,6 +140,9 @@ func (r *Rule) useNow() string {
 	if quota := NewQuotaUse(r.Also, r.Used); quota != nil && quota.UsedUp {
 		return useText(bits(r.UseBits()), quota.ThenBits) + ", as its quota is used up"
 	}
+	if r.AnyRate() {
+		return Bits(uint64(r.UseBits().N)) + ", with a limit of " + ratesOf(&r.Item.Rule)
+	}
 	return useText(bits(r.UseBits()), *r.rateNow())
 }
 

@@ -107,13 +107,17 @@ in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
 	}
 }
 
-// Once its quota is used up, a pool is full at the rate after it.
+// Once its quota is used up, a pool is full at the rate after it. One without a rate has only other limits.
 func TestExplainPoolWithoutQuota(t *testing.T) {
 	home, figures := tested("home", "", policy.ShareNone, 0), use(125_000, 90, 9, 90_000)
 	home.Also, figures.Used = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: "30d"}, Then: 1e6}, maps.NewQuota(1e6, 1e6)
-	got := explained(t, "home", time.Second, []policy.Rule{home, member("10.0.0.7/32", "home")}, nil, map[string]live.Item{"home": figures, "10.0.0.7": use(125_000, 90, 9, 0)})
-	if want := "pool home is full: 1.00mbit of 1mbit, as its quota is used up;"; !strings.Contains(strings.Join(strings.Fields(got), " "), want) {
-		t.Errorf("not %q:\n%s", want, got)
+	packets := home
+	packets.Rate, packets.Also = policy.MaxRate, policy.Also{Packets: 100, Flows: 20_000}
+	for want, home := range map[string]policy.Rule{"1.00mbit of 1mbit, as its quota is used up;": home, "1.00mbit, with a limit of 100 pps, 20k new/s;": packets} {
+		got := explained(t, "home", time.Second, []policy.Rule{home, member("10.0.0.7/32", "home")}, nil, map[string]live.Item{"home": figures, "10.0.0.7": use(125_000, 90, 9, 0)})
+		if want = "pool home is full: " + want; !strings.Contains(strings.Join(strings.Fields(got), " "), want) {
+			t.Errorf("not %q:\n%s", want, got)
+		}
 	}
 }
 

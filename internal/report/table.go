@@ -426,7 +426,7 @@ func (r *Rule) remarks() string {
 func (rules Rules) bucketRows(order string) (rows []live.Row) {
 	for _, r := range rules {
 		for _, b := range r.Buckets {
-			rows = append(rows, r.PartRow(live.Part{Bucket: b, Full: r.FullPercent(b.Bytes)}))
+			rows = append(rows, r.PartRow(live.Part{Bucket: b, Full: r.FullestPercent(b)}))
 		}
 	}
 	slices.SortStableFunc(rows, func(a, b live.Row) int {
@@ -434,7 +434,7 @@ func (rules Rules) bucketRows(order string) (rows []live.Row) {
 		if order == "quota" && quota != 0 {
 			return quota
 		}
-		return cmp.Or(cmp.Compare(b.Part.Bytes, a.Part.Bytes), quota, plain.Natural(a.Part.Name, b.Part.Name))
+		return cmp.Or(cmp.Compare(b.Level, a.Level), cmp.Compare(b.Part.Bytes, a.Part.Bytes), quota, plain.Natural(a.Part.Name, b.Part.Name))
 	})
 	return rows
 }
@@ -490,6 +490,8 @@ func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row]
 		return Bytes(r.Part.Bytes)
 	})
 	columns[len(columns)-1].always = withRule // a second level may be all that a bucket has
+	add("PACKETS", 1, func(r *live.Row) string { return optional(r.Part.Packets, countText) })
+	add("FLOWS", 1, func(r *live.Row) string { return optional(r.Part.Flows, countText) })
 	add("FULL", 1, func(r *live.Row) string { return percentOr(r.Part.Full) })
 	add("LEVEL 2", 0, func(r *live.Row) string {
 		return optional(r.Part.SecondBytes, func(level uint64) string {

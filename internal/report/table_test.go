@@ -278,17 +278,17 @@ func TestBuckets(t *testing.T) {
 	of := rules.KeepFullest(0, "")
 	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, "", of, 80) }), `
 KEY       RULE         DEVICE          LEVEL  FULL     WAIT
-10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
 10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
 10.0.0.1  10.0.0.0/24  eth0 ingress  2.50 kB   25%    2.5ms
+10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
 `)
-	if of = rules.KeepFullest(2, ""); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
+	if of = rules.KeepFullest(2, ""); of != 3 || len(rules[0].Buckets) != 2 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 0 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
 	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, "", of, 80) }), `
 KEY       RULE         DEVICE          LEVEL  FULL     WAIT
-10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
 10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
+10.0.0.1  10.0.0.0/24  eth0 ingress  2.50 kB   25%    2.5ms
 2 of 3 buckets
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)

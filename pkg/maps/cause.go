@@ -22,8 +22,9 @@ type Cause struct {
 	// what a full pool above does not leave them: then Pool is that one.
 	Sharer   string
 	Unit     policy.Unit
-	Level    uint64 // in the bucket of Pool or the rule: bytes, or what Unit says
-	Capacity uint64 // of the same bucket
+	Then     policy.Then // after the quota of Pool or the rule, where Unit is of that
+	Level    uint64      // in the bucket of Pool or the rule: bytes, or what Unit says
+	Capacity uint64      // of the same bucket
 }
 
 // Cause explains an event. ok is false if the store is too old to know its rule.
@@ -74,13 +75,13 @@ func (s *Store) Cause(e bpf.AbiEvent) (c Cause, ok bool) {
 func (s *Store) findOther(c *Cause, id uint32, flow Flow) {
 	entries, stages := s.Stages(c.Rule, c.Set.Side(), flow, s.now())
 	for i, e := range entries {
-		for j, other := range s.Others(e) {
+		for j, other := range slices.Backward(s.Others(e)) { // a quota may be nearly used for days
 			switch o := &stages[i].Others[j]; {
 			case other.ID == id:
-				c.Unit = o.Unit
+				c.Unit, c.Then = o.Unit, e.Also.Then
 				return
 			case e.ID == id && o.Level >= o.Capacity/10*9:
-				c.Unit, c.Level, c.Capacity = o.Unit, model.BytesOf(o.Unit, o.Level), o.Capacity>>model.BitsOf(o.Unit)
+				c.Unit, c.Then, c.Level, c.Capacity = o.Unit, e.Also.Then, model.BytesOf(o.Unit, o.Level), o.Capacity>>model.BitsOf(o.Unit)
 				return
 			}
 		}

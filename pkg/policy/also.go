@@ -27,6 +27,9 @@ type Also struct {
 // some reports whether there are any, before all is resolved.
 func (a Also) some() bool { return a.Packets|a.Flows != 0 || a.Quota.Bytes != 0 }
 
+// AnyRate reports whether only other limits limit r.
+func (r Rule) AnyRate() bool { return r.Rate == MaxRate && r.Also != (Also{}) }
+
 // A Unit is what a limit counts.
 type Unit uint8
 

@@ -99,7 +99,7 @@ func (r Rule) gets() string {
 	if r.Algorithm.HasColours() {
 		return r.Colours.rates(&r)
 	}
-	if r.Rate == MaxRate && r.Also != (Also{}) {
+	if r.AnyRate() {
 		return "any rate"
 	}
 	says := fmt.Sprintf("%v (%s)", r.Rate, r.Rate.Bytes())

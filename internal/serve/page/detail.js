@@ -101,11 +101,13 @@ export class Detail {
     } else if (isEach(r)) {
       p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
         setText(el.firstChild.firstChild, visible(b.key));
-        const full = this.#store.rows.get(this.key)?.r.capacity_bytes;
-        const level = full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes);
+        const limit = this.#store.rows.get(this.key)?.r;
+        const part = (level, of) => (of ? level / of : 0);
+        const full = Math.max(part(b.level_bytes, limit?.capacity_bytes), part(b.pps_level_packets, limit?.pps_burst_packets), part(b.new_flows_level, limit?.new_flows_burst));
+        const level = limit?.capacity_bytes ? percent(100 * full) : bytes(b.level_bytes);
         setText(el.children[1].firstChild, b.quota_left_bytes === null ? level : `${level}; ${bytes(b.quota_used_bytes)} used, ${bytes(b.quota_left_bytes)} left`);
         setAttr(el.children[1], "title", bytes(b.level_bytes));
-        fillBar(el.children[1].lastChild, full ? b.level_bytes / full : 0, "level");
+        fillBar(el.children[1].lastChild, full, "level");
         const ask = el.children[2].firstChild;
         setAttr(ask, "aria-label", `Explain ${visible(b.key)}`);
         ask.onclick = () => this.#explain(addressIn(b.key));
