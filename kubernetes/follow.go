@@ -61,6 +61,11 @@ func (f *follower) run(ctx context.Context, client kubernetes.Interface) error {
 		DeleteFunc: func(any) { notify() },
 		UpdateFunc: func(any, any) { notify() }, // any status of a pod may be the first one after shapectl-cni has limited it
 	}
+	asking, cancel := context.WithTimeout(ctx, 10*time.Second)
+	if _, err := client.CoreV1().Namespaces().List(asking, metav1.ListOptions{Limit: 1}); err != nil { // informers try again, and say nothing
+		log.Print("cannot reach Kubernetes yet: ", err)
+	}
+	cancel()
 	events := record.NewBroadcaster()
 	events.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	f.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "shapectl", Host: f.node})
@@ -102,7 +107,7 @@ func (f *follower) tell(what string, err error, pods ...*corev1.Pod) {
 	if err == nil {
 		return
 	}
-	if f.told[what] != err.Error() {
+	if text := err.Error(); f.told[what] != text && f.telling[what] != text {
 		log.Print(strings.TrimPrefix(what+": ", ": "), err)
 		for _, pod := range pods {
 			f.events.Event(pod, corev1.EventTypeWarning, "Limit", what+": "+err.Error())
@@ -201,6 +206,10 @@ func (f *follower) sync() error {
 	f.put(n, about, limits)
 	for _, pod := range pods {
 		f.tellLacking(pod, about)
+		f.tellUnknown(pod.Namespace+"/"+pod.Name, pod.Annotations, pod)
+		if ns, err := f.namespaces.Get(pod.Namespace); err == nil {
+			f.tellUnknown("namespace "+ns.Name, ns.Annotations)
+		}
 	}
 	if len(waiting) > 0 && n.Pending() == nil { // there may be room now
 		_, err := n.Put(loader.ApplyOptions{}, policy.Table{Rules: waiting})
@@ -233,7 +242,7 @@ func (f *follower) groupOf(namespace, direction string, above policy.Within, all
 	}
 	pool, err := l.Pool(name)
 	if err != nil {
-		return have, err
+		return have, fmt.Errorf(annotation+": %w", direction, err)
 	}
 	return pool.WithoutGuarantee(), nil
 }
@@ -307,5 +316,15 @@ func (f *follower) tellLacking(pod *corev1.Pod, about map[string]string) {
 			err = errors.New("shapectl-cni gave the pod no limit that could change; see its configuration, and start the pod again")
 		}
 		f.tell(who, err, pod)
+	}
+}
+
+// tellUnknown tells which annotations are like ours, and have no meaning.
+func (f *follower) tellUnknown(who string, annotations map[string]string, pods ...*corev1.Pod) {
+	for key := range annotations {
+		direction, ours := strings.CutPrefix(key, fmt.Sprintf(annotation, ""))
+		if ours && direction != "ingress" && direction != "egress" {
+			f.tell(who+" "+key, errors.New("this annotation is unknown; use shapectl.dev/ingress or shapectl.dev/egress"), pods...)
+		}
 	}
 }

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,8 +20,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	listers "k8s.io/client-go/listers/core/v1"
+	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/yaml"
@@ -125,6 +130,11 @@ func (r *rig) expect(logged string, want ...string) {
 	if got := r.log.String(); !strings.Contains(got, logged) {
 		r.Errorf("logged %q, want %q", got, logged)
 	}
+	lines := strings.Split(r.log.String(), "\n")
+	slices.Sort(lines)
+	if once := slices.Compact(slices.Clone(lines)); len(once) < len(lines) {
+		r.Errorf("logged something twice: %q", lines)
+	}
 	pools := r.pools()
 	for _, line := range want {
 		name, part, _ := strings.Cut(line, ": ")
@@ -211,9 +221,14 @@ func TestFollow(t *testing.T) {
 		}
 		failed <- nil
 	}()
+	var once sync.Once
+	client.PrependReactor("list", "namespaces", func(ktesting.Action) (refused bool, _ runtime.Object, _ error) {
+		once.Do(func() { refused = true })
+		return refused, nil, errors.New("refused")
+	})
 	testenv.Must(t, r.run(ctx, client))
 	testenv.Must(t, <-failed)
-	if got := r.log.String(); !strings.Contains(got, "shop/web receives: 10mbit") || !strings.Contains(got, "shop/web receives: 20mbit") {
+	if got := r.log.String(); !strings.HasPrefix(got, "cannot reach Kubernetes yet: refused\n") || !strings.Contains(got, "shop/web receives: 10mbit") || !strings.Contains(got, "shop/web receives: 20mbit") {
 		t.Errorf("logged %s", got)
 	}
 	if got := r.pools()["va egress"]; !strings.HasPrefix(got, "20mbit") {
@@ -260,6 +275,18 @@ func TestPod(t *testing.T) {
 	r.pod(pod(long[:63], long, annotations{"shapectl.dev/egress": "9mbit"}))
 	r.expect(long+" sends: 9mbit", "vc ingress: 9mbit")
 
+	r.namespace("shop", annotations{"shapectl.dev/x": "", "example.net/x": ""})
+	web(annotations{"shapectl.dev/egress": "7mbit", "shapectl.dev/egres": "8mbit"})
+	const advice = ": this annotation is unknown; use shapectl.dev/ingress or shapectl.dev/egress"
+	r.expect("shop/web shapectl.dev/egres"+advice+"\nnamespace shop shapectl.dev/x"+advice+"\n", "vb ingress: 7mbit")
+	var event string
+	for events := r.events.(*record.FakeRecorder).Events; len(events) > 0; {
+		event = <-events
+	}
+	if event != "Warning Limit shop/web shapectl.dev/egres"+advice {
+		t.Errorf("the event of the pod is %s", event)
+	}
+
 	host := pod("shop", "host", annotations{"shapectl.dev/egress": "9mbit"})
 	host.Spec.HostNetwork = true
 	r.pod(host)
@@ -297,7 +324,7 @@ func TestNamespace(t *testing.T) {
 	r.expect("namespace shop egress: shapectl.dev/egress: rate", "namespace shop egress: 50mbit", `vc ingress: within pool "namespace shop egress"`)
 	r.cluster = false
 	r.namespace("shop", annotations{"shapectl.dev/egress": "{guarantee: 1mbit}"})
-	r.expect("namespace shop egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
+	r.expect("namespace shop egress: shapectl.dev/egress: guarantee 1mbit has no use with no pool", "namespace shop egress: 50mbit")
 	r.namespace("shop", nil)
 	r.expect("shop/a sends: guarantee and weight count within the limit of the namespace, which has none", "namespace shop egress: none", "va ingress: 20mbit")
 }

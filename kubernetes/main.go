@@ -37,7 +37,7 @@ func main() {
 	if err != nil {
 		log.Fatal("connect to Kubernetes: ", err)
 	}
-	log.Print("connecting to ", config.Host) // client-go is silent while nobody answers there
+	log.Print("connecting to ", config.Host)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := f.run(ctx, client); err != nil {

@@ -34,10 +34,13 @@ type bandwidth struct {
 // noBurst is the least burst, in bits, that runtimes give where nobody has chosen one: math.MaxInt32 or math.MaxUint32.
 const noBurst = math.MaxInt32
 
-// options are those of a policy file, by their names.
+// options are those of a policy file, by their names. In JSON, they may be just a rate.
 type options map[string]string
 
 func (o *options) UnmarshalJSON(text []byte) error {
+	if text[0] == '"' {
+		text = fmt.Appendf(nil, `{"rate": %s}`, text)
+	}
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(text, &values); err != nil || values == nil {
 		return err
@@ -86,6 +89,14 @@ func (c *network) decode(stdin []byte) error {
 		}
 		one, _ := json.Marshal(map[string]json.RawMessage{key: all[key]}) // it is valid
 		err := json.Unmarshal(one, c)
+		var pools map[string]json.RawMessage
+		if err != nil && key == "pools" && json.Unmarshal(all[key], &pools) == nil {
+			for name, text := range pools {
+				if failed := json.Unmarshal(text, &options{}); failed != nil {
+					key, err = "pools."+name, failed
+				}
+			}
+		}
 		if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return fmt.Errorf("%q cannot be of the JSON type %s", key, e.Value)
 		} else if err != nil {
@@ -266,6 +277,8 @@ func (c *network) limits(p pod, hostDevice func() (string, error)) (tables []pol
 func (p pod) inNamespace(s string) (string, error) {
 	name := strings.ReplaceAll(s, "{namespace}", p.ns)
 	switch {
+	case name != s && p.ns == "": // else all such pods would be one namespace
+		return "", fmt.Errorf("%q needs a namespace, but the runtime gave no K8S_POD_NAMESPACE; use a name without {namespace}", s)
 	case strings.ContainsAny(name, "{}"):
 		return "", fmt.Errorf("%q has braces; only {namespace} may have them", s)
 	case name != s:

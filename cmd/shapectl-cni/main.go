@@ -106,12 +106,17 @@ func hostDevice(result *current.Result, args *skel.CmdArgs) (string, error) {
 }
 
 // limit brings the rules of a pod into force: at once where there are none, also while another change is pending.
-func limit(p pod, tables []policy.Table) error {
+func limit(p pod, tables []policy.Table) (err error) {
 	n, err := loader.WriteFirst(where())
 	if err != nil {
 		return err
 	}
-	defer n.Close()
+	defer func() {
+		if _, ofPools := errors.AsType[policy.PoolError](err); ofPools && n.Pending() != nil { // which may add or remove the pool
+			err = fmt.Errorf("%w, and %w", n.Pending(), err)
+		}
+		n.Close()
+	}()
 	p.joinNamespace(n, tables[0].Rules)
 	inForce := func(own policy.Rule) (maps.Entry, bool) {
 		pools := n.Pools()
@@ -179,8 +184,8 @@ func collect(args *skel.CmdArgs) error {
 	return remove(func(pod string) bool { return strings.HasPrefix(pod, c.note()+" ") && !valid[pod] })
 }
 
-// remove removes the limits of pods, which their notes tell, and then the pools of nodes and namespaces in which nothing is left. Devices that
-// are gone have none.
+// remove removes the rules of pods, which their notes tell, and then the pools of pods, nodes and namespaces in which nothing is left.
+// Devices that are gone have none.
 func remove(pods func(pod string) bool) error {
 	which := func(note string) bool {
 		pod, _, _ := policy.CutPodNote(note)
@@ -197,9 +202,9 @@ func remove(pods func(pod string) bool) error {
 		return nil
 	}
 	var devices []netinfo.Device
-	for _, p := range pools.Set.Policy() {
-		if which(p.Label.Note) {
-			devices = append(devices, netinfo.Device{Name: p.Label.Owner.Device})
+	for set, r := range pools.Set.Store.EveryRule() { // a pool may have the note of another attachment of the pod's name
+		if !r.Pool && which(r.Label.Note) {
+			devices = append(devices, netinfo.Device{Name: set.Device(), Index: set.Ifindex()})
 		}
 	}
 	if devices != nil {
@@ -218,10 +223,7 @@ func remove(pods func(pod string) bool) error {
 			return err
 		}
 	}
-	return n.DropPools(func(p policy.Rule) bool {
-		shared := p.Label.Owner.Device == "" && (p.Label.Note == policy.NamespaceNote || strings.HasPrefix(p.Label.Note, policy.CNINote))
-		return shared || which(p.Label.Note)
-	})
+	return n.DropPools(func(p policy.Rule) bool { return p.OfPods() })
 }
 
 // check finds out whether the limits of a pod are in force. Their rates may have been changed meanwhile.

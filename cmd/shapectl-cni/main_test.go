@@ -232,20 +232,24 @@ func TestSameDevice(t *testing.T) {
 	}
 }
 
-// A pod may start while another one of its name ends.
+// A pod may start while another one of its name ends, in either order.
 func TestSameName(t *testing.T) {
 	r := newRig(t)
 	old, p := r.pod(1), r.pod(2)
 	p.pod = old.pod
-	r.run("ADD", limits, old, "")
-	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), p, "")
-	r.run("DEL", limits, old, "")
-	r.run("CHECK", limits, p, "")
-	if got := r.tables(); !strings.Contains(got, "sends: 4mbit cni net id-"+p.name) {
+	const conf = limits + `, "egress": {"within": "node"}, "pools": {"node": "1gbit"}`
+	r.run("ADD", conf, old, "")
+	r.run("ADD", strings.ReplaceAll(conf, "2000000", "4000000"), p, "")
+	r.run("DEL", conf, old, "")
+	r.run("CHECK", conf, p, "")
+	if got := r.tables(); !strings.Contains(got, "sends: 4mbit cni net id-"+p.name) || strings.Contains(got, old.device) {
 		t.Errorf("in force is\n%s", got)
 	}
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, old.device)))
-	r.run("DEL", limits, p, "")
+	r.run("ADD", conf, old, "")
+	r.run("ADD", conf, p, "")
+	r.run("DEL", conf, p, "")
+	r.run("CHECK", conf, old, "")
+	r.run("DEL", conf, old, "")
 	r.wantEmpty()
 }
 
@@ -272,6 +276,7 @@ func TestPending(t *testing.T) {
 	testenv.Must(t, err)
 	r.run("ADD", limits, p, "")
 	r.run("ADD", strings.ReplaceAll(limits, "2000000", "4000000"), before, `"code": 11`)
+	r.run("ADD", limits+`, "egress": {"within": "uplink"}`, r.pod(3), `"code": 11`)
 	r.run("DEL", limits, before, "")
 	n, err = loader.Write(loader.Options{BPFFS: r.bpffs})
 	testenv.Must(t, err)
@@ -400,9 +405,11 @@ pool node: 1gbit cni net capacity=37500000b excess=drop
 pool NAME receives: 10mbit NOTE capacity=375000b within=node share=host excess=drop
 veth1 egress by src 0.0.0.0/0: NAME receives NAME
 veth1 egress by src ::/0: NAME receives NAME`, "", ""},
+		{"just a rate", `"ingress": "unlimited"`, most, "", ""},
 		{"not valid", `"ingress": 5`, "", "", `\"ingress\" cannot be of the JSON type number`},
 		{"no number", `"ingressRate": "5"`, "", "", `\"ingressRate\" cannot be of the JSON type string`},
-		{"no value", `"pools": {"node": {"rate": null}}`, "", "", `\"pools\": the value of \"rate\" must be a text, a number, true or false`},
+		{"not valid pool", `"pools": {"other": "1gbit", "node": 5}`, "", "", `\"pools.node\" cannot be of the JSON type number`},
+		{"no value", `"pools": {"node": {"rate": null}}`, "", "", `\"pools.node\": the value of \"rate\" must be a text, a number, true or false`},
 		{"misspelt", `"egres": {}`, "", "", `unknown key \"egres\"; did you mean \"egress\"?`},
 		{"misspelt capability", `"capabilities": {"bandwith": true}`, "", "", `unknown capability \"bandwith\"; did you mean \"bandwidth\"?`},
 		{"misspelt capabilities", `"capability": {"bandwidth": true}`, "", "", `unknown key \"capability\"; did you mean \"capabilities\"?`},
@@ -412,6 +419,7 @@ veth1 egress by src ::/0: NAME receives NAME`, "", ""},
 		{"no interface", limits + `, "prevResult": {"interfaces": [null]}`, "", "", "an interface of prevResult is null"},
 		{"no such pool", `"ingress": {"within": "nowhere"}`, "", "", "there is no such pool"},
 		{"no such option", `"ingress": {"colour": "red"}`, "", "", "is not possible here; use rate, "},
+		{"misspelt option", `"ingress": {"rates": "1mbit"}`, "", "", `unknown option \"rates\"; did you mean \"rate\"?`},
 		{"twice", `"ingress": {"rate": "1mbit", "cir": "2mbit"}`, "", "", "rate is given twice; remove one of them"},
 		{"no rate", `"ingressBurst": 1`, "", "", "ingressBurst needs ingressRate"},
 		{"both", limits + `, "shapedSubnets": ["::/0"], "unshapedSubnets": ["::/0"]`, "", "", "exclude each other"},
@@ -544,6 +552,14 @@ func TestOwnMounts(t *testing.T) {
 	}
 	r.run("DEL", limits, p, "")
 	r.wantTables("")
+}
+
+// Pods without a namespace share no pool of one.
+func TestNoNamespace(t *testing.T) {
+	c := network{Ingress: options{"within": "ns-{namespace}"}}
+	if _, _, err := c.limits(pod{}, func() (string, error) { return "veth1", nil }); err == nil || !strings.Contains(err.Error(), "gave no K8S_POD_NAMESPACE") {
+		t.Error(err)
+	}
 }
 
 // shapectl-kubernetes looks for the rules of a pod by this name.

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // An Origin is where an option of a Draft comes from. It decides what happens to an option that has no use beside the others.
@@ -62,6 +64,9 @@ func (d *Draft) GiveAll(options map[string]string, possible func(*Option) bool) 
 				if possible(o) {
 					names = append(names, o.Name)
 				}
+			}
+			if similar := plain.Similar(name, names); o == nil && similar != "" {
+				return fmt.Errorf("unknown option %q; did you mean %q?", name, similar)
 			}
 			return fmt.Errorf("%.64q is not possible here; use %s", name, oneOf(names))
 		case d.Has(o):
