@@ -314,6 +314,10 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	if is := states(unit); is != "attached attached " {
 		t.Errorf("after apply, its rules are %s", is)
 	}
+	r.makeOtherLayout()
+	r.refused(exitKernel, "rules of a cgroup ingress: made by another version", "show", unit)
+	r.prints("deleted: "+unit+" ingress: all rules, which this shapectl could not read\n", "flush", unit)
+	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
 	listens := r.events()
 	is := func(kind string) func(report.Event) bool {
 		return func(e report.Event) bool { return e.Kind == kind && e.Device == unit }
