@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,8 +86,8 @@ func slice(t *testing.T) (dir, name string) {
 	return dir, filepath.Base(dir)
 }
 
-// in starts a process in a cgroup that sends to an address, or receives.
-func in(t *testing.T, dir, what string) {
+// in starts a process in a cgroup that sends to an address, or receives, and returns its ID.
+func in(t *testing.T, dir, what string) (pid string) {
 	t.Helper()
 	self, err := os.Executable()
 	testenv.Must(t, err)
@@ -98,6 +99,7 @@ func in(t *testing.T, dir, what string) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
 	testenv.Must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return strconv.Itoa(cmd.Process.Pid)
 }
 
 // far is a namespace behind va, and two addresses there.
@@ -288,6 +290,34 @@ func TestCgroupsComeAndGo(t *testing.T) {
 	if is := blind("show", unit); strings.Contains(is, "gone") || states(unit) != "attached attached " {
 		t.Errorf("what cannot be seen is gone: %s", is)
 	}
+	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.Must(t, err)
+	defer l.Close()
+	pid := in(t, paths[unit], "receive "+l.Addr().String())
+	socket, err := l.Accept() // whose other end keeps the removed cgroup
+	testenv.Must(t, err)
+	defer socket.Close()
+	testenv.Must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0))
+	testenv.Must(t, os.Remove(paths[unit]))
+	if is := states(unit); is != "attached attached " {
+		t.Errorf("with a socket, the rules of a removed cgroup are %s", is)
+	}
+	testenv.Must(t, os.Mkdir(paths[unit], 0o755))
+	if is, diff := states(unit), r.run("diff", file); is != "device is gone device is gone " || diff.code != exitDiffers {
+		t.Errorf("with a socket of the last one, a cgroup has rules %s, and diff says %s", is, diff.out)
+	}
+	if got := r.run("apply", file); got.code != exitDone || !strings.Contains(got.err, "removed the rules of deleted devices: "+unit) {
+		t.Errorf("exit %d, %s", got.code, got.err)
+	}
+	r.ok("diff", file)
+	if is := states(unit); is != "attached attached " {
+		t.Errorf("after apply, its rules are %s", is)
+	}
+	r.makeOtherLayout()
+	r.refused(exitKernel, "rules of a cgroup ingress: made by another version", "show", unit)
+	r.prints("deleted: "+unit+" ingress: all rules, which this shapectl could not read\n", "flush", unit)
+	r.ok("set", unit, "ingress", "any", "--rate", "1mbit")
 	listens := r.events()
 	is := func(kind string) func(report.Event) bool {
 		return func(e report.Event) bool { return e.Kind == kind && e.Device == unit }

@@ -259,6 +259,12 @@ func (e *env) flush(want target, all bool) error {
 		defer func() { loader.CloseHooks(hooks) }()
 		var others []*loader.Hook
 		if other, ok := errors.AsType[*loader.OtherLayoutError](err); ok {
+			dev, _ := netinfo.DeviceByName(want.name)
+			for _, h := range other.Hooks {
+				if h.Device.Index == dev.Index { // a cgroup is known only by that
+					h.Device = dev
+				}
+			}
 			others = slices.DeleteFunc(other.Hooks, func(h *loader.Hook) bool { return !want.matchesHook(h.Device.Name, h.Direction) })
 		} else if err != nil {
 			return err

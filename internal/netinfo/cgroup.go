@@ -98,6 +98,14 @@ func Cgroups(names []string) []Device {
 	return found.devices()
 }
 
+// RenewCgroups sets indexes of cgroups, by name, to those of now. It leaves those that are not found, without asking a runtime.
+func RenewCgroups(indexes map[string]int) {
+	found, _ := find(slices.Collect(maps.Keys(indexes)), nil)
+	for _, d := range found.devices() {
+		indexes[d.Name] = d.Index
+	}
+}
+
 // CgroupsAbove are those of other cgroups that are above one, the nearest first.
 func CgroupsAbove(name string, others []string) (above []string) {
 	found, _ := find(append(slices.Clone(others), name), nil)
@@ -143,6 +151,9 @@ var lastDir sync.Map
 // before it reads it. Only root makes cgroups there.
 func find(names []string, watch func(dir string)) (f findings, err error) {
 	f.dirs = map[string]string{}
+	if len(names) == 0 {
+		return f, nil
+	}
 	mount, err := cgroupMount()
 	if err != nil {
 		return f, err

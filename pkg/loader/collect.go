@@ -90,24 +90,13 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 		called[dev.Index], here[dev.Name] = dev.Name, true
 	}
 	haveRules := p.store.Have(maps.Exists)
-	var hooks []*Hook
-	latest := latest{}
-	for _, set := range p.sets() {
-		if called[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
-			continue
-		}
-		h := p.hookOf(set)
-		if h.judge() == nil {
-			hooks = append(hooks, h)
-			latest.add(h)
-		} else {
-			h.Close()
-		}
-	}
+	hooks, gone, _ := p.hooksOf(func(set *maps.Set) bool {
+		return called[set.Ifindex()] != set.Device() && haveRules[set.Number()]
+	})
 	defer CloseHooks(hooks)
-	var gone []*Hook
+	defer CloseHooks(gone)
 	for _, h := range hooks { // one that is here again has other rules
-		if h.State == Gone && (keep == nil || !keep(h.Was) || here[h.Was]) || h.isSuperseded(latest) {
+		if h.State == Gone && (keep == nil || !keep(h.Was) || here[h.Was]) {
 			gone = append(gone, h)
 		}
 	}

@@ -23,7 +23,7 @@ type State string
 
 const (
 	Attached State = "attached"
-	// Gone: the device was deleted since, and its rules limit nothing.
+	// Gone: the device was deleted since, and its rules limit nothing. Those of a cgroup that was made again still limit old sockets.
 	Gone State = "device is gone"
 	// Moved: the device is in another network namespace now, and the rules, attached by tcx, went along.
 	Moved State = "attached, but the device has moved to another namespace"
@@ -147,59 +147,61 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	if n.pins.store == nil {
 		return nil, n.pins.readable()
 	}
-	var unread []error
 	exists := func(set *maps.Set) bool { return set.Any(maps.Exists) }
 	if of == nil {
 		have := n.pins.store.Have(maps.Exists)
 		exists = func(set *maps.Set) bool { return have[set.Number()] }
 	}
-	latest := latest{}
 	named, indexed := map[string]bool{}, map[int]bool{}
 	for _, dev := range of {
 		named[dev.Name], indexed[dev.Index] = true, true
 	}
-	for _, set := range n.pins.sets() {
-		if of != nil && !named[set.Device()] && !indexed[set.Ifindex()] { // to judge a hook takes system calls
-			continue
-		}
-		if !exists(set) || !set.Attached() { // a command was killed before that
-			continue
-		}
-		h := n.pins.hookOf(set)
-		if err := n.pins.kept.judge(h); err != nil {
-			h.Close()
-			unread = append(unread, err)
-			continue
-		}
-		hooks = append(hooks, h)
-		latest.add(h)
-	}
-	hooks = slices.DeleteFunc(hooks, func(h *Hook) bool {
-		superseded := h.isSuperseded(latest)
-		if superseded {
-			h.Close()
-		}
-		return superseded
+	hooks, superseded, err := n.pins.hooksOf(func(set *maps.Set) bool { // to judge a hook takes system calls
+		return (of == nil || named[set.Device()] || indexed[set.Ifindex()]) && exists(set)
 	})
+	CloseHooks(superseded)
 	slices.SortFunc(hooks, func(a, b *Hook) int {
 		return cmp.Or(strings.Compare(a.Name(), b.Name()), strings.Compare(a.Direction.String(), b.Direction.String()))
 	})
-	return hooks, errors.Join(unread...)
+	return hooks, err
 }
 
-// latest has the indexes of devices that are here.
-type latest map[Side]int
-
-func (l latest) add(h *Hook) {
-	if side := (Side{h.Name(), h.Direction}); h.State != Gone {
-		l[side] = max(l[side], h.Set.Ifindex())
+// hooksOf are hooks of attached sets, judged, but for those that are superseded: gone, and with the name of another hook. With an
+// error they are those that could be read.
+func (s *bpfState) hooksOf(which func(*maps.Set) bool) (hooks, superseded []*Hook, err error) {
+	cgroups := map[string]int{} // the newest, by name
+	for _, set := range s.sets() {
+		if !set.Attached() || !which(set) { // not attached: a command was killed before that
+			continue
+		}
+		h := s.hookOf(set)
+		if failed := s.kept.judge(h); failed != nil {
+			h.Close()
+			err = errors.Join(err, failed)
+			continue
+		}
+		if hooks = append(hooks, h); h.Device.IsCgroup() {
+			cgroups[h.Was] = max(cgroups[h.Was], h.Device.Index)
+		}
 	}
-}
-
-// isSuperseded reports whether another device has the name of this one now, which was deleted.
-func (h *Hook) isSuperseded(by latest) bool {
-	index := by[Side{h.Name(), h.Direction}]
-	return index != 0 && h.State == Gone || netinfo.IsCgroup(index) && h.Set.Ifindex() < index // has sockets
+	netinfo.RenewCgroups(cgroups)
+	here := map[Side]bool{}
+	for _, h := range hooks {
+		if index := cgroups[h.Was]; index != 0 && index != h.Device.Index { // its link lives as long as its sockets
+			h.State, h.Device = Gone, netinfo.Device{}
+		}
+		if h.State != Gone {
+			here[Side{h.Name(), h.Direction}] = true
+		}
+	}
+	hooks = slices.DeleteFunc(hooks, func(h *Hook) bool {
+		old := h.State == Gone && here[Side{h.Was, h.Direction}]
+		if old {
+			superseded = append(superseded, h)
+		}
+		return old
+	})
+	return hooks, superseded, err
 }
 
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.

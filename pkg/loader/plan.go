@@ -249,8 +249,8 @@ func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error)
 func (n planner) left(t policy.Table) (left *Hook, err error) {
 	hooks, err := n.Hooks(netinfo.Device{Name: t.Device})
 	for _, h := range hooks {
-		if left == nil && err == nil && (h.State == Gone || h.Device.IsCgroup()) && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
-			left, h.State = h, Gone
+		if left == nil && err == nil && h.State == Gone && h.Direction == t.Direction && h.Match() == t.Match && !h.Set.Any(maps.Delays) {
+			left = h
 		} else {
 			h.Close()
 		}

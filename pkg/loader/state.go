@@ -457,7 +457,11 @@ func (dir home) otherHooks() (others []*Hook, err error) {
 		a.close()
 		err = errors.Join(err, failed)
 		at.index = dev.Index
-		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: "device that is gone", at: at})
+		was := "device that is gone"
+		if dev.IsCgroup() {
+			was = "a cgroup"
+		}
+		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: was, at: at})
 	}
 	return others, err
 }
