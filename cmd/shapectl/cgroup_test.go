@@ -255,6 +255,7 @@ func TestCgroupsComeAndGo(t *testing.T) {
 		}
 	}
 	r.ok("doctor", unit)
+	r.refused(exitInput, unit+" is a cgroup", "top", unit, "ingress", "--by", "host", "--once", "-j")
 	file := r.policy(r.ok("export"))
 	r.ok("diff", file)
 	r.ok("delete", unit, "ingress", "::/0")
