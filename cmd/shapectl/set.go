@@ -44,8 +44,9 @@ If NAME may mean several of these, set changes nothing, and lists a command for 
 set makes no new rule.
 
 Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate,
---guarantee and --weight change the pools, and other flags the rules. Rules or pools with different rates, such as for
-down and up, do not get one rate by NAME: give a direction, too. The error lists their rates.
+--guarantee and --weight change the pools, and other flags the rules. --within moves pools of devices and pods. Rules or
+pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The error lists
+their rates.
 
 With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
 and all pools above have room. It is then charged to all of them; if one refuses it, to none. If the pool exists already
