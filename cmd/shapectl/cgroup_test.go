@@ -257,6 +257,7 @@ func TestCgroupsComeAndGo(t *testing.T) {
 		}
 	}
 	r.ok("doctor", unit)
+	r.refused(exitInput, unit+" is a cgroup", "top", unit, "ingress", "--by", "host", "--once", "-j")
 	file := r.policy(r.ok("export"))
 	r.ok("diff", file)
 	r.ok("delete", unit, "ingress", "::/0")
@@ -367,6 +368,14 @@ func TestNestedCgroups(t *testing.T) {
 		t.Errorf("beside a program that it keeps from packets: exit %d, %s", got.code, got.err)
 	}
 	if says := r.ok("set", parent, "egress", "any", "--rate", "2mbit"); !strings.Contains(says, parent+" also counts the packets that "+child+" drops") {
+		t.Error(says)
+	}
+	r.ok("set", "up", "--new", "--rate", "8mbit")
+	r.ok("set", child, "egress", "any", "--within", "up")
+	if says := r.ok("set", parent, "egress", "any", "--within", "up"); !strings.Contains(says, "packets of "+child+" draw from pool up twice, as "+parent+" is within it, too") {
+		t.Error(says)
+	}
+	if says := bare(r.run("doctor").out); !strings.Contains(says, `charged to pool "up" twice: `+child+" egress 0.0.0.0/0 and "+parent+" egress 0.0.0.0/0") {
 		t.Error(says)
 	}
 	if policy := r.ok("export"); !strings.Contains(policy, "/a/b") || !strings.Contains(r.ok("diff", r.policy(policy)), "nothing to change") {

@@ -15,6 +15,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/top"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // mostCounted is for how many rules top counts hosts or flows at once: each takes two programs on a device.
@@ -97,6 +98,9 @@ const (
 
 // start begins to count.
 func (l *ruleLooker) start() (err error) {
+	if policy.IsCgroup(l.rule.Device) {
+		return inputf("hosts and flows are counted on network devices, and %s is a cgroup", plain.Line(l.rule.Device))
+	}
 	o := observe.TalkersOf(l.all.Load().Items, l.rule.Limit)
 	o.Netns, o.ByFlow = l.e.netns, l.byFlow
 	if subnet, err := netip.ParsePrefix(l.host); err == nil {

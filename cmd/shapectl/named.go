@@ -341,13 +341,10 @@ func (e *env) nothingNamed(of target, found search) error {
 }
 
 // setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools, or the only one
-// has the name: whoever gives such rules a rate means one for all of them. It reports whether it did.
+// has the name: whoever gives such rules a rate means one for all of them. Pools of devices and pods move in place of their rules.
+// It reports whether it did.
 func (e *env) setOwnPools(n *loader.Namespace, of target, rules []namedHook, limit limitFlags) (done bool, err error) {
-	isOfRule := func(o *policy.Option) bool { return o.Name == "guarantee" || o.Name == "weight" }
-	ofPool := func(o *policy.Option) bool { return isOfPool(o) && !(limit.Gives("within") && isOfRule(o)) } // in the other pool
-	flags, ofRules := limit.written(ofPool)
-	exempts := limit.Gives("rate") && (limit.Rate == policy.Unlimited || limit.Gives("within"))
-	if of.kind != "" || flags == "" || exempts {
+	if of.kind != "" {
 		return false, nil
 	}
 	var pools []policy.Rule
@@ -355,9 +352,11 @@ func (e *env) setOwnPools(n *loader.Namespace, of target, rules []namedHook, lim
 	all, own, within, tree := 0, 0, 0, poolTree(n)
 	for _, h := range rules {
 		for _, r := range h.rules {
-			all++
 			name := string(r.Within)
-			if r.Rate != policy.Unlimited || name == "" {
+			if r.Rate == policy.Unlimited && name == "" { // an exemption
+				continue
+			}
+			if all++; r.Rate != policy.Unlimited {
 				own++
 				continue
 			}
@@ -372,10 +371,17 @@ func (e *env) setOwnPools(n *loader.Namespace, of target, rules []namedHook, lim
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
 	}
+	moves := limit.Gives("within") && !slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Owner.Device == "" })
+	isOfRule := func(o *policy.Option) bool { return o.Name == "guarantee" || o.Name == "weight" }
+	ofPool := func(o *policy.Option) bool { // the guarantee of rules that move is one in the other pool
+		return moves && o.Name == "within" || isOfPool(o) && (moves || !limit.Gives("within") || !isOfRule(o))
+	}
+	flags, ofRules := limit.written(ofPool)
+	exempts := limit.Gives("rate") && (limit.Rate == policy.Unlimited && own > 0 || limit.Gives("within") && !moves)
 	shared := within > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
-	case pools == nil, shared && !slices.ContainsFunc(limit.Given(), func(o *policy.Option) bool { return ofPool(o) && !isOfRule(o) }):
+	case pools == nil, flags == "", exempts, shared && !slices.ContainsFunc(limit.Given(), func(o *policy.Option) bool { return ofPool(o) && !isOfRule(o) }):
 		return false, nil
 	case ofRules != "":
 		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",

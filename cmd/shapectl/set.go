@@ -44,8 +44,9 @@ If NAME may mean several of these, set changes nothing, and lists a command for 
 set makes no new rule.
 
 Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate,
---guarantee and --weight change the pools, and other flags the rules. Rules or pools with different rates, such as for
-down and up, do not get one rate by NAME: give a direction, too. The error lists their rates.
+--guarantee and --weight change the pools, and other flags the rules. --within moves pools of devices and pods. Rules or
+pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The error lists
+their rates.
 
 With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
 and all pools above have room. It is then charged to all of them; if one refuses it, to none. If the pool exists already
@@ -283,13 +284,19 @@ func nested(n *loader.Namespace, tables []policy.Table) (says string) {
 		if !policy.IsCgroup(t.Device) {
 			continue
 		}
+		tree := poolTree(n)
 		hooks, _ := n.Hooks()
 		for _, h := range hooks {
 			lower, upper := t.Device, h.Name()
 			for range 2 {
-				line := fmt.Sprintf("%s also counts the packets that %s drops; for an exact total, give units one pool instead\n", plain.Line(upper), plain.Line(lower))
-				if h.Direction == t.Direction && h.Device.IsCgroup() && netinfo.CgroupsAbove(lower, []string{upper}) != nil && !strings.Contains(says, line) {
-					says += line
+				if h.Direction == t.Direction && h.Device.IsCgroup() && netinfo.CgroupsAbove(lower, []string{upper}) != nil {
+					line := fmt.Sprintf("%s also counts the packets that %s drops; for an exact total, delete its rules, and give the units below one pool\n", plain.Line(upper), plain.Line(lower))
+					if pool := commonPool(tree, t.Rules, h.Rules()); pool != "" {
+						line = fmt.Sprintf("packets of %s draw from pool %s twice, as %s is within it, too; keep in it the rules of one of the two\n", plain.Line(lower), plain.Line(pool), plain.Line(upper))
+					}
+					if !strings.Contains(says, line) {
+						says += line
+					}
 				}
 				lower, upper = upper, lower
 			}
@@ -297,6 +304,23 @@ func nested(n *loader.Namespace, tables []policy.Table) (says string) {
 		loader.CloseHooks(hooks)
 	}
 	return says
+}
+
+// commonPool is the highest pool that a packet draws from by rules of both; "" for none.
+func commonPool(tree *policy.Tree, a, b []policy.Rule) string {
+	highest := func(r policy.Rule) (name string) {
+		for n := tree.Find(string(r.Within)); n != nil; n = n.Above {
+			name = n.Pool.Label.Name
+		}
+		return name
+	}
+	for _, r := range a {
+		pool := highest(r)
+		if pool != "" && slices.ContainsFunc(b, func(other policy.Rule) bool { return pool == highest(other) && r.Prefix.Overlaps(other.Prefix) }) {
+			return pool
+		}
+	}
+	return ""
 }
 
 // mostUncounted is how many rules somebody counts at a glance.

@@ -72,7 +72,7 @@ func parseTarget(cmd, kind string, given []string) (want target, err error) {
 	if len(given) > 1 {
 		d, err := policy.ParseDirection(given[1])
 		if err != nil {
-			return want, inputf("%s: %w", cmd, directionError(given[1], err))
+			return want, inputf("%s: %w", cmd, directionError(given, err))
 		}
 		want.direction = &d
 		if kind == kindPool {

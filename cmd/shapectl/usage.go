@@ -154,12 +154,15 @@ func args(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// directionError is the error of an argument that is no direction.
-func directionError(word string, err error) error {
+// directionError is the error of arguments of which the second is no direction.
+func directionError(given []string, err error) error {
+	word := given[1]
 	if plain.Similar(word, []string{"ingress", "egress"}) != "" { // one is similar to the other, so both are named
 		err = fmt.Errorf("direction %.64q is unknown; did you mean egress, which leaves the device, or ingress, which enters it?", word)
 	} else if _, noNetwork := policy.ParseNetworks(word); noNetwork == nil {
 		err = fmt.Errorf("the direction is missing before %s; write egress, which leaves the device, or ingress, which enters it", word)
+	} else if _, noNetwork := policy.ParseNetworks(given[len(given)-1]); noNetwork != nil {
+		err = fmt.Errorf("%w; if it is a part of a name, quote that: %s", err, plain.Word(strings.Join(given, " ")))
 	}
 	return err
 }

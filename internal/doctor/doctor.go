@@ -20,9 +20,10 @@ import (
 // Facts are about a system and a network namespace.
 type Facts struct {
 	System  System
-	Devices []Device // all of the namespace, as they may be stacked
-	Hooks   []Hook   // all that have rules, and those that were asked about
-	Pools   []Rule   // all of the namespace
+	Devices []Device          // all of the namespace, as they may be stacked
+	Hooks   []Hook            // all that have rules, and those that were asked about
+	Pools   []Rule            // all of the namespace
+	Cgroups map[string]string // the directories of those of Hooks, by name
 	Unread  []Unread
 	// Change is the state of the last change of many rules.
 	Change maps.ChangeState
@@ -168,7 +169,7 @@ func Judge(f Facts) report.Findings {
 
 var checks = []func(*Facts){
 	(*Facts).checkPermissions, (*Facts).checkPrograms, (*Facts).checkHook, (*Facts).checkBPFFS, (*Facts).checkChange,
-	(*Facts).checkLeft, (*Facts).checkElsewhere, (*Facts).checkPools, (*Facts).checkForwarded, (*Facts).checkHosts, (*Facts).checkPolicy,
+	(*Facts).checkLeft, (*Facts).checkElsewhere, (*Facts).checkPools, (*Facts).checkChargedTwice, (*Facts).checkHosts, (*Facts).checkPolicy,
 	(*Facts).checkPeriods,
 }
 

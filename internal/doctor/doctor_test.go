@@ -507,6 +507,11 @@ func TestJudge(t *testing.T) {
 		}, []string{"warning access"}, nil},
 		{"forwarded packets that are charged twice", func(f *Facts) { f.forwards("10.0.0.0/8", "a") },
 			[]string{"warning pools"}, []string{`may be charged to pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
+		{"packets of a unit that leave by a device", func(f *Facts) {
+			f.pool("a")
+			f.Hooks = append(f.Hooks, limitedHook(netinfo.CgroupIndex(7), "unit:b", policy.Egress, "0.0.0.0/0"))
+			f.Hooks[1].Limits.Rules[0].Within, f.Cgroups = "a", map[string]string{"unit:b": "/b"}
+		}, []string{"warning pools"}, []string{`pool "a" twice: unit:b egress 0.0.0.0/0 and eth0 egress 10.0.0.0/24 are within it; keep`}},
 		{"forwarded packets of narrower rules", func(f *Facts) { f.forwards("10.0.0.7/32", "a") },
 			[]string{"warning pools"}, []string{"eth1 ingress 10.0.0.7/32 and eth0 egress 10.0.0.0/24 are within it"}},
 		{"forwarded packets in two pools", func(f *Facts) {

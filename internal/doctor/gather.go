@@ -231,8 +231,15 @@ func (f *Facts) has(name string, direction policy.Direction) bool {
 	return slices.ContainsFunc(f.Hooks, func(s Hook) bool { return s.Name == name && s.Direction == direction })
 }
 
-// details adds the offloads of all devices, and what is only needed of those that are judged.
+// details adds the offloads of all devices, where the cgroups are, and what is only needed of those that are judged.
 func (f *Facts) details() {
+	var cgroups []string
+	for i := range f.Hooks {
+		if s := &f.Hooks[i]; netinfo.IsCgroup(s.Index) {
+			cgroups = append(cgroups, s.Name)
+		}
+	}
+	f.Cgroups = netinfo.CgroupDirs(cgroups)
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		judged := f.judged(d.Name) && (f.has(d.Name, policy.Egress) || f.has(d.Name, policy.Ingress))

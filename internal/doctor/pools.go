@@ -170,17 +170,16 @@ func (f *Facts) checkRoom(s *Hook, rules []Rule, name func(Rule) string) {
 	}
 }
 
-// checkForwarded finds a pool that a forwarded packet may be charged to twice: as it enters one device, and as it leaves
-// another. One is enough: other pools are like it.
-func (f *Facts) checkForwarded() {
+// checkChargedTwice finds a pool that a packet may be charged to twice. One is enough: other pools are like it.
+func (f *Facts) checkChargedTwice() {
 	for _, n := range f.tree.Nodes {
 		if n.Above != nil {
 			continue // the highest one has all rules
 		}
-		if in, out, found := f.bothMeet(widest(n, nil)); found {
+		if first, second, found := f.bothMeet(widest(n, nil)); found {
 			f.say(nil, report.Warning, "pools",
-				fmt.Sprintf("packets that this host forwards may be charged to pool %q twice: %s and %s are within it", n.Pool.Label.Name, in, out),
-				"keep in a pool the rules of one of the two devices, or have a pool for each direction")
+				fmt.Sprintf("packets may be charged to pool %q twice: %s and %s are within it", n.Pool.Label.Name, first, second),
+				"keep in a pool the rules of one of the two, or have a pool for each")
 			return
 		}
 	}
@@ -204,26 +203,36 @@ func widest(n *policy.Node, rules []policy.Member) []policy.Member {
 	return rules
 }
 
-// bothMeet names two rules that a forwarded packet may meet both.
-func (f *Facts) bothMeet(rules []policy.Member) (in, out string, found bool) {
+// bothMeet names two rules that a packet may meet both.
+func (f *Facts) bothMeet(rules []policy.Member) (first, second string, found bool) {
 	name := func(m policy.Member) string {
 		return fmt.Sprintf("%s %v %v", m.Table.Device, m.Table.Direction, policy.CIDR(m.Rule.Prefix))
 	}
-	inForce := func(m policy.Member) *Device {
+	inForce := func(m policy.Member) *Hook {
 		for i := range f.Hooks {
 			if s := &f.Hooks[i]; s.Name == m.Table.Device && s.Direction == m.Table.Direction && s.inForce() {
-				return f.byIndex[s.Index]
+				return s
 			}
 		}
 		return nil
 	}
 	for _, a := range rules {
-		d, is4 := inForce(a), a.Rule.Prefix.Addr().Is4()
-		if a.Table.Direction != policy.Ingress || d == nil || is4 && !d.Forwards4 || !is4 && !d.Forwards6 {
+		s := inForce(a)
+		if s == nil {
+			continue
+		}
+		d, is4, dir := f.byIndex[s.Index], a.Rule.Prefix.Addr().Is4(), f.Cgroups[s.Name]
+		forwards := s.Direction == policy.Ingress && d != nil && (is4 && d.Forwards4 || !is4 && d.Forwards6)
+		if !forwards && dir == "" {
 			continue
 		}
 		for _, b := range rules {
-			if b.Table.Direction == policy.Egress && b.Table.Device != a.Table.Device && b.Rule.Prefix.Overlaps(a.Rule.Prefix) && inForce(b) != nil {
+			other := f.Cgroups[b.Table.Device] // "" for a device
+			twice := forwards && b.Table.Direction == policy.Egress && b.Table.Device != s.Name && other == ""
+			if dir != "" && b.Table.Direction == s.Direction {
+				twice = strings.HasPrefix(dir, other+"/") // of a cgroup above, or a device
+			}
+			if twice && b.Rule.Prefix.Overlaps(a.Rule.Prefix) && inForce(b) != nil {
 				return name(a), name(b), true
 			}
 		}

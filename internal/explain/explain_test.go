@@ -266,6 +266,9 @@ func TestMetWhen(t *testing.T) {
 		{"a port", on(eth1, policy.Egress), Leg{}, ports, true, "met if eth1 is the port that they take"},
 		{"a device that is gone", Hook{Name: "old", Direction: policy.Egress}, Leg{}, leaves, false, "not on this path"},
 		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, false, "not on this path"},
+		{"a unit", on(netinfo.Cgroup("unit:a.service", netinfo.CgroupIndex(7)), policy.Egress), Leg{}, leaves, true, "met if unit:a.service sends them"},
+		{"a unit, for forwarded packets", on(netinfo.Cgroup("unit:a.service", netinfo.CgroupIndex(7)), policy.Egress), leaves, leaves, false, "not on this path"},
+		{"a unit, for local packets", on(netinfo.Cgroup("unit:a.service", netinfo.CgroupIndex(7)), policy.Ingress), own, own, false, "not on this path"},
 		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, true, "met if they come in by eth1"},
 	} {
 		if met, when := metWhen(&test.hook, &test.in, &test.out); met != test.met || when != test.want {

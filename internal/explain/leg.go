@@ -85,11 +85,13 @@ func beyond(l *Leg, preposition string) string {
 // metWhen says whether packets may pass a hook that is not on their path, and when.
 func metWhen(h *Hook, in, out *Leg) (bool, string) {
 	comesIn, leaves := judgeLegs(in, out)
-	here, words, come := in, comesIn, "they come in by "
+	here, there, words, come, does := in, out, comesIn, "they come in by ", "receives"
 	if h.Direction == policy.Egress {
-		here, words, come = out, leaves, "they leave by "
+		here, there, words, come, does = out, in, leaves, "they leave by ", "sends"
 	}
 	switch {
+	case h.Device.IsCgroup() && here.passes() && !there.passes(): // neither local nor forwarded
+		return true, "met if " + h.Name + " " + does + " them"
 	case slices.ContainsFunc(here.Ports, func(port netinfo.Device) bool { return port.Index == h.Device.Index }):
 		return true, "met if " + h.Name + " is the port that they take"
 	case h.Device.Name == "" || words.known:

@@ -151,12 +151,13 @@ func TestNames(t *testing.T) {
 		}
 		return at, []maps.Entry{{Rule: limit("10.0.0.0/8", 10e6, "")}}
 	}
-	var places [4]live.Place
-	var rules [4][]maps.Entry
+	var places [5]live.Place
+	var rules [5][]maps.Entry
 	places[0], rules[0] = one("e\xff\"\\\n", true)
-	places[1], rules[1] = one("e\\xff\"\\\\n", true) // as the hostile one is written
+	places[1], rules[1] = one(`"e\xff\"\\\n"`, true) // as the hostile one is written
 	places[2], rules[2] = one("eth0", false)
 	places[3], rules[3] = one("eth0", true)
+	places[4], rules[4] = one(`unit:foo@a\x2db.service`, true)
 	rules[0][0].Label.Name = "\u202e<img onerror=1>\x1b[2J"
 	s := source{most: -1, reading: live.NewScene(places[:], rules[:]).Read(1, func(l *live.Limit) live.Item {
 		it := live.Item{Limit: l}
@@ -170,15 +171,16 @@ func TestNames(t *testing.T) {
 		t.Errorf("promtool check metrics: %q", said)
 	}
 	for _, want := range []string{
-		`shapectl_rule_passed_bytes_total{device="e\\xff\"\\\\\\n",direction="egress",network="10.0.0.0/8"} 0`,
+		`shapectl_rule_passed_bytes_total{device="\"e\\xff\\\"\\\\\\n\"",direction="egress",network="10.0.0.0/8"} 0`,
 		`shapectl_rule_passed_bytes_total{device="eth0",direction="egress",network="10.0.0.0/8"} 2`,
-		`shapectl_attached{device="eth0",direction="egress"} 1`, `name="\\u202e<img onerror=1>\\u001b[2J"`,
+		`shapectl_attached{device="eth0",direction="egress"} 1`, `name="\"\\u202e<img onerror=1>\\x1b[2J\""`,
+		`shapectl_attached{device="unit:foo@a\\x2db.service",direction="egress"} 1`,
 	} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("there is no %s", want)
 		}
 	}
-	if strings.Count(text, "\nshapectl_rule_passed_bytes_total{") != 3 {
+	if strings.Count(text, "\nshapectl_rule_passed_bytes_total{") != 4 {
 		t.Error("a rule is there twice")
 	}
 }

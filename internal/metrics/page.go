@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"strconv"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -67,7 +68,10 @@ func (p *page) values(m labelled, values func(add func(v float64, of ...string))
 func labelPairs(names []string, values ...string) []*dto.LabelPair {
 	pairs, labels := make([]dto.LabelPair, len(values)), make([]*dto.LabelPair, len(values))
 	for i := range values {
-		value := plain.Line(strings.ReplaceAll(values[i], `\`, `\\`))
+		value := values[i]
+		if plain.Line(value) != value || strings.HasPrefix(value, `"`) {
+			value = strconv.Quote(value)
+		}
 		pairs[i].Name, pairs[i].Value = &names[i], &value
 		labels[i] = &pairs[i]
 	}

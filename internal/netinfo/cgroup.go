@@ -106,6 +106,12 @@ func RenewCgroups(indexes map[string]int) {
 	}
 }
 
+// CgroupDirs are the directories of those of these cgroups that exist, by name.
+func CgroupDirs(names []string) map[string]string {
+	found, _ := find(names, nil)
+	return found.dirs
+}
+
 // CgroupsAbove are those of other cgroups that are above one, the nearest first.
 func CgroupsAbove(name string, others []string) (above []string) {
 	found, _ := find(append(slices.Clone(others), name), nil)

@@ -398,7 +398,7 @@ func TestErrors(t *testing.T) {
 				`4:3: pool "a\nb" has a control character; remove it`},
 		{"pools:\n  a: gold\n  b: unlimited\n  c: {}\n  d: {rate: 1gbit, excess: pass}\ndevices: {}\n",
 			`2:6: "gold" is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited` +
-				"\n3:6: rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool" +
+				"\n3:6: rate unlimited would limit nothing, and a pool always has a rate; give it 400gbit, the highest, or delete it" +
 				"\n4:3: rate is missing; say how much, such as 1gbit" +
 				"\n5:28: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow"},
 		{"plans: {gold: 1gbit}\npools:\n  a: {plan: gold, name: x, shadow: {rate: 1mbit, each: host}, each: host, raet: 1gbit}\ndevices: {}\n",

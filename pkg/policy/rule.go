@@ -69,7 +69,7 @@ func (r *Rule) Validate() error {
 	case r.Within == Within(name):
 		err = fmt.Errorf("within %q is the pool itself; name another pool", name)
 	case r.Rate == Unlimited:
-		err = errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
+		err = errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it 400gbit, the highest, or delete it")
 	case r.Excess == Pass:
 		err = errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
 	case r.Label.Plan != "":
