@@ -221,9 +221,9 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 	if len(all) == 0 {
 		if above := poolWithQuota(n, rules); above != "" {
 			if t.host.IsValid() {
-			return missingf("there is no quota of %s; %s lists those that there are", t.host, t.e.suggest("show --buckets --sort quota"))
-		}
-		return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
+				return missingf("there is no quota of %s; %s lists those that there are", t.host, t.e.suggest("show --buckets --sort quota"))
+			}
+			return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
 		}
 		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))
 	}
