@@ -9,13 +9,23 @@ import (
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 )
 
-// newQuota has the kernel of a host know nothing of its pool's quota.
-func (p *simPool) newQuota() {
+// newQuota has the kernel of a host know no more of its pool's quota than what was kept.
+func (p *simPool) newQuota(kept float64) {
 	if w := p.host.w; w.quota != 0 {
 		w.instances++
 		p.Quota = shapemaps.ClusterQuota{Grant: shapemaps.Grant{Instance: w.instances}, Whole: w.quota, Day: p.day(p.counted)}
-		p.used = 0
+		p.used, p.Quota.Used = kept, uint64(math.Ceil(kept))
 	}
+}
+
+// comeBack gives a host its pool again, which goes on from what was kept when it left.
+func (h *simHost) comeBack(cluster string, weight uint64) *simPool {
+	p := h.addPool(cluster, weight)
+	if p.Quota.Day == h.keptDay {
+		p.newQuota(h.kept)
+	}
+	h.wait(h.local(), h.wake)
+	return p
 }
 
 // day is that of a host's local time, by its wall clock.
@@ -55,10 +65,8 @@ func (h *simHost) reboot() {
 	h.life++
 	for _, p := range h.pools {
 		p.count(h.local())
-		kept := p.used * float64(h.w.IntN(2)) * h.w.Float64()
 		p.Lease = shapemaps.Lease{Safe: leastRate}
-		p.newQuota()
-		p.used = kept
+		p.newQuota(p.used * float64(h.w.IntN(2)) * h.w.Float64())
 	}
 	h.startAgent()
 }
@@ -113,4 +121,20 @@ func TestQuotaIsUsedUp(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What a host used that left counts, also if it was the last one, and once if it comes back.
+func TestQuotaOfHostsThatComeBack(t *testing.T) {
+	w := newWorld(newSimStore(t), 1, faults{})
+	w.rates[theCluster], w.quota, w.period = 1e9, 1e9, time.Minute
+	w.addHost("a").startAgent()
+	w.addHost("b").startAgent()
+	for turn := range 30 {
+		h := w.hosts[turn%2]
+		h.comeBack(theCluster, 1).demand = 5e8
+		w.run(5 * time.Second)
+		h.leave()
+		w.run(time.Second)
+	}
+	w.checkQuota()
 }

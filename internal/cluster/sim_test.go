@@ -77,6 +77,8 @@ type simHost struct {
 	resumes uint64 // when the agent goes on
 	cut     uint64 // until when nothing passes between it and the store
 	wakes   uint64 // local time of the next wake-up
+	kept    float64
+	keptDay uint32 // of what it used of the quota before its pool was gone
 }
 
 type simPool struct {
@@ -147,7 +149,7 @@ func (w *world) addHost(name string) *simHost {
 
 func (h *simHost) addPool(cluster string, weight uint64) *simPool {
 	p := &simPool{host: h, Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: shapemaps.Lease{Safe: leastRate}}, counted: h.local()}
-	p.newQuota()
+	p.newQuota(0)
 	h.pools = append(h.pools, p)
 	h.w.pools[cluster] = append(h.w.pools[cluster], p)
 	return p
@@ -236,6 +238,9 @@ func (h *simHost) send(c Call) {
 			return
 		}
 		answer := w.store.renew(c)
+		if most := float64(w.quota + 1514*uint64(w.instances)); w.quota != 0 && w.faults.late == 0 && answer.Spent > most {
+			w.fail("%.0f of %d bytes count as used", answer.Spent, w.quota) // late requests may count twice
+		}
 		if answer.Status == OK && !w.granted[c.Cluster] {
 			w.granted[c.Cluster] = true
 			w.forgotten = w.forgotten || w.lost[c.Cluster] > 0 && h.overspends(c.Cluster, answer.Limit)
@@ -475,7 +480,8 @@ func (w *world) something(cluster string) {
 	case 7:
 		if len(h.pools) == 0 {
 			w.tell("%s: gets its pool again", h.name)
-			h.addPool(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)
+			h.kept *= float64(w.IntN(2))
+			h.comeBack(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)
 		} else if w.IntN(4) == 0 {
 			w.tell("%s: its pool is gone", h.name)
 			h.leave()
@@ -493,6 +499,7 @@ func (w *world) something(cluster string) {
 func (h *simHost) leave() {
 	for _, p := range h.pools {
 		p.count(h.local())
+		h.kept, h.keptDay = p.used, p.Quota.Day
 		all := h.w.pools[p.Cluster]
 		h.w.pools[p.Cluster] = slices.DeleteFunc(all, func(other *simPool) bool { return other == p })
 	}

@@ -95,7 +95,8 @@ func (s *Store) View(ctx context.Context, cluster string) (*report.ClusterStatus
 		MissingBits: uint64(max(0, c.Known-c.Seen)), Members: []report.ClusterMember{},
 	}
 	for name, text := range fields {
-		if name == "" {
+		host, pool := splitMember(name)
+		if host == "" { // the state, or one that left
 			continue
 		}
 		var r record
@@ -104,7 +105,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*report.ClusterStatus
 		}
 		age := time.Duration(max(0, clock[0]-r.Clock)) * time.Second
 		m := report.ClusterMember{
-			State: report.Live, AgeNS: uint64(age), RateBits: uint64(r.Rate), Weight: uint64(r.Weight),
+			Host: host, Pool: pool, State: report.Live, AgeNS: uint64(age), RateBits: uint64(r.Rate), Weight: uint64(r.Weight),
 			FloorBits: history.NotZero(uint64(r.Floor)), ShareBits: history.NotZero(uint64(r.Share)), DemandBits: uint64(r.Demand), UseBits: uint64(r.Use),
 			LeaseBits: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), SafeBits: uint64(r.Safe), ClaimBits: uint64(r.Claim),
 		}
@@ -121,7 +122,6 @@ func (s *Store) View(ctx context.Context, cluster string) (*report.ClusterStatus
 		} else {
 			v.UseBits += m.UseBits
 		}
-		m.Host, m.Pool = splitMember(name)
 		v.LeasedBits += m.ClaimBits
 		v.Members = append(v.Members, m)
 	}

@@ -2,7 +2,8 @@
 --
 -- The store's side of the leases: one request of one host for each key, each in one atomic step.
 --
--- KEYS: a hash for each cluster. Its field '' is the state, its other fields are the members.
+-- KEYS: a hash for each cluster. Its field '' is the state, its other fields are the members. Those that left have a tab before
+-- their names, as long as what they used of the quota counts.
 -- ARGV: for each key the member and its request. Answers are in the same order.
 --
 -- A claim is the largest rate that a member may be using: what it had when it asked, or what it was granted since. The
@@ -87,6 +88,8 @@ local function server()
 	return (run or '') .. (replication or '')
 end
 
+local function is_member(field) return string.find(field, '^[^\t]') end
+
 -- What a member counts in the sum of claims, when it is known which requests have lapsed and who is silent.
 local function counts(m, lapsed, silent)
 	if m[M.order] <= lapsed or m[M.claim] < m[M.safe] and m[M.proven] <= silent then return m[M.safe] end
@@ -131,22 +134,32 @@ end
 -- What hosts that the store has lost, and that have not come back, may use of the quota.
 local function unseen(s) return max(0, s[S.spentKnown] - s[S.spentSeen]) end
 
--- Takes what a member may use of the quota out of the sum, and returns what its instances before the one that asks may have used.
-local function take_out(key, s, before, q, clock)
+-- Takes what a member may use of the quota out of the sum, and returns what its instances before the one that asks may have used,
+-- and what another process or an older request of this instance may have made of its limit.
+local function take_out(key, s, name, before, turn, q, clock)
 	if q[A.day] > s[S.day] and q[A.day] < clock / 86400 + AHEAD then
 		s[S.spentKnown] = missing(s) > 0 and unseen(s) or 0
 		s[S.day], s[S.spent], s[S.spentSeen] = q[A.day], 0, 0
 		local stored = redis.call('HGETALL', key)
 		for i = 1, #stored, 2 do
-			if stored[i] ~= '' then s[S.spent] = s[S.spent] + numbers(MEMBER, stored[i + 1], 1)[M.limit] end
+			if is_member(stored[i]) then
+				s[S.spent] = s[S.spent] + numbers(MEMBER, stored[i + 1], 1)[M.limit]
+			elseif stored[i] ~= '' then
+				redis.call('HDEL', key, stored[i])
+			end
 		end
 	end
 	if q[A.epoch] ~= s[S.epoch] and q[A.day] == s[S.day] then s[S.spentKnown] = max(s[S.spentKnown], q[A.spent]) end
-	if not before then return 0 end
+	if not before then
+		local left = redis.call('HMGET', key, '\t' .. name)[1]
+		if not left then return 0, 0 end
+		redis.call('HDEL', key, '\t' .. name)
+		before, turn = numbers(MEMBER, left, 1), NONE
+	end
 	local earlier, limit = before[M.day] == s[S.day] and before[M.earlier] or 0, before[M.limit]
 	s[S.spent] = s[S.spent] - earlier - limit
-	if q[A.instance] == before[M.instance] then return earlier end
-	return earlier + limit - (q[A.limit] == 0 and min(q[A.used], limit) or 0)
+	if q[A.instance] == before[M.instance] then return earlier, turn ~= before[M.turn] and limit or 0 end
+	return earlier + limit - (q[A.limit] == 0 and min(q[A.used], limit) or 0), 0
 end
 
 -- The limit of a member: what it used, and a part of what is left.
@@ -166,7 +179,7 @@ local function scan(key, s, name, own)
 	s[S.oldest], s[S.oldestProven] = NONE, NONE
 	local speaks, wants, wanting = own[M.speaks], own[M.wants], own[M.wants] > 0 and 1 or 0
 	for i = 1, #stored, 2 do
-		if stored[i] ~= '' and stored[i] ~= name then
+		if is_member(stored[i]) and stored[i] ~= name then
 			local m = numbers(SCANNED, stored[i + 1], 1)
 			others[#others + 1] = m
 			s[S.members] = s[S.members] + 1
@@ -301,17 +314,18 @@ local function renew(key, name, q, here, clock)
 	end
 	if q[A.rate] == 0 then -- it leaves, or an operator forgets it, who does not know its turn
 		redis.call('HDEL', key, name)
+		if before and before[M.earlier] + before[M.limit] > 0 then redis.call('HSET', key, '\t' .. name, stored[2]) end
 		if q[A.seq] == 0 and not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
 		s[S.unseen] = s[S.unseen] - lost
 		s[S.members], s[S.changed] = s[S.members] - 1, s[S.changed] + 1
-		if s[S.members] == 0 and missing(s) == 0 then
+		if s[S.members] == 0 and missing(s) + s[S.spent] == 0 then
 			redis.call('DEL', key)
 		else
 			redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)))
 		end
 		return answer(OK, turn, s, 0, 0, SLOW, 0, 0, 0)
 	end
-	local earlier = take_out(key, s, before, q, clock)
+	local earlier, least = take_out(key, s, name, before, turn, q, clock)
 	local m = {VERSION, s[S.order], proven, has, safe, q[A.rate], q[A.weight], q[A.floor], q[A.share], q[A.wants],
 		q[A.demand], q[A.speaks], turn, q[A.seq], 0, lost, -1, q[A.use], clock,
 		q[A.quota], s[S.day], q[A.instance], earlier, q[A.used], 0}
@@ -349,10 +363,7 @@ local function renew(key, name, q, here, clock)
 	s[S.claims], s[S.safes] = s[S.claims] + m[M.counted], s[S.safes] + m[M.safe]
 	if m[M.counted] < m[M.safe] then s[S.oldestProven] = min(s[S.oldestProven], proven) end
 	local limit = limit_of(s, q, earlier, status == QUIET or lost > 0)
-	m[M.limit] = max(q[A.used], q[A.limit], limit)
-	if before and turn ~= before[M.turn] and q[A.instance] == before[M.instance] then -- as for its claims
-		m[M.limit] = max(m[M.limit], before[M.limit])
-	end
+	m[M.limit] = max(q[A.used], q[A.limit], limit, least)
 	s[S.spent] = s[S.spent] + earlier + m[M.limit]
 	local sum = lease + safe + goal + s[S.claims] + s[S.safes] + s[S.spent]
 	if sum - sum ~= 0 then error() end -- somebody else has written records

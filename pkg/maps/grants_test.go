@@ -1,7 +1,10 @@
 package maps_test
 
 import (
+	"fmt"
+	stdmaps "maps"
 	"testing"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -75,5 +78,23 @@ func TestClusterQuota(t *testing.T) {
 	passes("alone", 4)
 	if q := quota(); q != (maps.ClusterQuota{}) {
 		t.Errorf("alone, the quota is %+v", q)
+	}
+}
+
+// Each host goes on from what it used before, if half of the slots are enough for all.
+func TestUsedBefore(t *testing.T) {
+	const hosts = 1 << 15
+	r := newRig(t, maps.Size{Rules: 16, Buckets: 2 * hosts, Labels: 64, Also: true})
+	before := maps.Used{Period: "month", Zone: "UTC", Time: time.Unix(1, 0), Keys: map[string]uint64{}}
+	for host := range hosts {
+		before.Keys[fmt.Sprintf("10.0.%d.%d/32", host>>8, host&255)] = uint64(1000 + host)
+	}
+	r.Store.Earlier = func(string) (maps.Used, bool) { return before, true }
+	each := rule("10.0.0.0/8", policy.Unlimited, 0)
+	each.Each = policy.Each{Kind: policy.EachHost}
+	each.Also = policy.Also{Quota: policy.Quota{Bytes: 1e6, Period: before.Period}, Zone: before.Zone, Then: policy.ThenDrop}
+	r.put(each)
+	if got := r.Store.Used()[0].Keys; !stdmaps.Equal(got, before.Keys) {
+		t.Errorf("%d of %d hosts go on", len(got), hosts)
 	}
 }

@@ -128,23 +128,61 @@ func (s *Set) usedBefore(id, salt uint32, place string, r policy.Rule, m model.M
 	return m.WithLevel(left(u.Bytes), now)
 }
 
-// allocateSlot gives a slot with a bucket to a key that no packet has: allocate_slot of bpf/table.h. If this process is killed
-// meanwhile, Unlock frees the slot.
+// allocateSlot gives a slot with a bucket to a key that no packet has, if there is one: get_slot of bpf/table.h. If this process is
+// killed meanwhile, Unlock frees the slots that are locked; a bucket that was about to move begins anew.
 func (bs *buckets) allocateSlot(key bpf.AbiKey, salt uint32, b model.Bucket, now uint64) {
-	for _, p := range bs.places(key, salt) {
-		for n := p.line * lineSlots; n < (p.line+1)*lineSlots; n++ {
-			slot := bs.slot(n)
-			before := atomic.LoadUint64(&slot.Tat)
-			if before&tatBusy != 0 || !bs.isEmpty(n, now) || !atomic.CompareAndSwapUint64(&slot.Tat, before, before|tatBusy) {
-				continue
+	places := bs.places(key, salt)
+	for _, lock := range []func(slot uint32, now uint64) bool{bs.lockEmpty, bs.lockMoved} {
+		for _, p := range places {
+			for n := p.line * lineSlots; n < (p.line+1)*lineSlots; n++ {
+				if lock(n, now) {
+					bs.giveSlot(n, key, p.fingerprint, b)
+					return
+				}
 			}
-			bs.table().keys[n] = key
-			atomic.StoreUint32(&slot.Fingerprint, p.fingerprint)
-			atomic.StoreUint32(&slot.Tick, b.Tick)
-			atomic.StoreUint64(&slot.Tat, b.TAT)
-			return
 		}
 	}
+}
+
+// lockEmpty locks a slot if its bucket is empty.
+func (bs *buckets) lockEmpty(n uint32, now uint64) bool {
+	tat := &bs.slot(n).Tat
+	before := atomic.LoadUint64(tat)
+	return before&tatBusy == 0 && bs.isEmpty(n, now) && atomic.CompareAndSwapUint64(tat, before, before|tatBusy)
+}
+
+// lockMoved locks a slot if its bucket can move to its second line: lock_next and move_bucket of bpf/table.h.
+func (bs *buckets) lockMoved(n uint32, now uint64) bool {
+	slot := bs.slot(n)
+	fingerprint := atomic.LoadUint32(&slot.Fingerprint)
+	if !isFirst(fingerprint) {
+		return false
+	}
+	second := bs.second(place{n / lineSlots, fingerprint})
+	for to := second.line * lineSlots; to < (second.line+1)*lineSlots; to++ {
+		if !bs.lockEmpty(to, now) {
+			continue
+		}
+		tat := atomic.LoadUint64(&slot.Tat)
+		if tat&tatBusy == 0 && atomic.CompareAndSwapUint64(&slot.Tat, tat, tat|tatBusy) {
+			if atomic.LoadUint32(&slot.Fingerprint) == fingerprint {
+				bs.giveSlot(to, bs.table().keys[n], second.fingerprint, model.Bucket{TAT: tat, Tick: atomic.LoadUint32(&slot.Tick)})
+				return true
+			}
+			atomic.StoreUint64(&slot.Tat, tat)
+		}
+		atomic.AndUint64(&bs.slot(to).Tat, ^uint64(tatBusy))
+	}
+	return false
+}
+
+// giveSlot gives a locked slot to a key, and unlocks it.
+func (bs *buckets) giveSlot(n uint32, key bpf.AbiKey, fingerprint uint32, b model.Bucket) {
+	slot := bs.slot(n)
+	bs.table().keys[n] = key
+	atomic.StoreUint32(&slot.Fingerprint, fingerprint)
+	atomic.StoreUint32(&slot.Tick, b.Tick)
+	atomic.StoreUint64(&slot.Tat, b.TAT)
 }
 
 // Unlock frees the slots that a killed process has locked. Those that packets have locked are unlocked after a grace period.
