@@ -219,7 +219,7 @@ static __always_inline __u64 least_level(const struct rule *rule, const struct p
  */
 static __always_inline __u32 period_began(__u32 calendar, __u64 now)
 {
-	const struct calendar *c = &calendars[(calendar - 1) & (CALENDARS - 1)];
+	const struct calendar *c = KEPT(&calendars[(calendar - 1) & (CALENDARS - 1)]);
 	__u64 edge = now & ~((1ULL << TICK_BITS) - 1), wall = HOOK(virtual_clock) ? edge : bpf_ktime_get_tai_ns() - (now - edge);
 	__u32 at = 0, next, step;
 

@@ -29,7 +29,7 @@ struct view views[1] SEC(".data.views");
 struct prefixes4 prefixes4[1] SEC(".data.prefixes4");
 struct prefixes6 prefixes6[1] SEC(".data.prefixes6");
 struct line table[1] SEC(".data.table");
-struct calendar calendars[CALENDARS] SEC(".data.calendars");
+struct calendar calendars[1] SEC(".data.calendars");
 struct work works[1] SEC(".data.works"); /* one per CPU */
 
 /*

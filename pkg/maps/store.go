@@ -140,12 +140,12 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].ValueSize, spec.Maps[name].Value = ruleSize(&hook), nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		hookMap: 1, changeMap: 1, calendarsMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
+		hookMap: 1, changeMap: 1, calendarsMap: uint32(bpf.AbiLayoutCALENDARS), viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
 		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1, cgroupWorks: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
-		if name != hookMap && name != changeMap && name != calendarsMap {
+		if name != hookMap && name != changeMap {
 			m.Value, m.Contents = nil, nil
 			m.ValueSize *= count // the object has room for one
 		}
