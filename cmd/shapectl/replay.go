@@ -105,12 +105,12 @@ With --summary, one object describes the whole trace.`,
 				}
 			case o.policy.device != "" || cmd.Flags().Changed("direction"):
 				return inputf("replay: --device and --direction need --policy FILE; add it, or leave them out")
-			case !cmd.Flags().Changed("rate"):
+			case !cmd.Flags().Changed("rate") && o.limit.Also == policy.Also{}:
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
 			case o.limit.Within != "":
 				return inputf("replay: --within needs the pools of a policy; leave it out, or use --policy FILE")
 			case o.limit.Rate == policy.Unlimited:
-				return inputf("replay: rate unlimited would pass everything; write a rate such as 10mbit")
+				return inputf("replay: rate unlimited would pass everything; write a rate such as 10mbit, or leave --rate out beside --pps, --new-flows or --quota")
 			}
 			if err := o.checkPlot(cmd.Flags().Changed("plot")); err != nil {
 				return inputf("replay: %w", err)

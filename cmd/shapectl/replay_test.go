@@ -66,6 +66,7 @@ func TestReplayTranscripts(t *testing.T) {
 		"replay "+colouredPcap+" 10.0.0.0/24 --cir 16kbit --cbs 2000 --algorithm srtcm --ebs 3000 --each host --colour-aware --engine kernel",
 		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine kernel",
 		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine kernel -j",
+		"replay "+csvTrace+" --pps 1 --pps-burst 2 --engine kernel",
 		"replay testdata/traces/nothing.csv --rate 64kbit",
 		"replay testdata/traces/cut.pcap --rate 64kbit --capacity 2000",
 	))
@@ -89,7 +90,7 @@ func TestReplayRefusals(t *testing.T) {
 		{"x.csv", "--rate"},
 		{"/no/such.csv --rate 1mbit", "/no/such.csv: no such file"},
 		{dir + " --rate 1mbit", "is a directory"},
-		{csvTrace + " --rate unlimited", "unlimited would pass everything"},
+		{csvTrace + " --rate unlimited --pps 1", "unlimited would pass everything; write a rate such as 10mbit, or leave --rate out beside --pps"},
 		{csvTrace + " --rate 1mbit --queue 50ms", "queue has no use with excess drop"},
 		{csvTrace + " --rate 1mbit --engine warp", "use one of model, kernel"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},

@@ -421,9 +421,13 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	return done, wait, nil
 }
 
-// inOldPool reports whether rules of a renamed device are still in a pool that goes with its old name.
+// inOldPool reports whether rules of a renamed device are still in a pool that goes with an old name, which may be a later one
+// than Was.
 func inOldPool(h *loader.Hook) bool {
-	return h.Was != h.Name() && slices.ContainsFunc(h.Set.Policy(), func(r policy.Rule) bool {
+	return slices.ContainsFunc(h.Rules(), func(r policy.Rule) bool {
+		if r.Within == "" {
+			return false
+		}
 		p, _ := h.Set.Store.Pools().Find(policy.PoolKey(string(r.Within)))
 		return p.Label.Owner.Device != "" && p.Label.Owner.Device != h.Name()
 	})

@@ -33,10 +33,10 @@ type Limits struct {
 // all returns the rules, then the pools. Chains and names number them so.
 func (l Limits) all() []policy.Rule { return slices.Concat(l.Rules, l.Pools) }
 
-// Alone reports whether one bucket decides about a packet: no rule has fair shares or colours, or is within a pool.
+// Alone reports whether one bucket decides about a packet: no rule has fair shares, colours or other limits, or is within a pool.
 func (l Limits) Alone() bool {
 	return len(l.Pools) == 0 && !l.HasColours() &&
-		!slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Share.Kind != policy.ShareNone })
+		!slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Share.Kind != policy.ShareNone || r.Also != policy.Also{} })
 }
 
 // HasColours reports whether some rules give packets colours.

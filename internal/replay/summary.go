@@ -59,7 +59,7 @@ type Figures struct {
 	HighestSecondLevelBytes uint64 `json:"highest_second_level_bytes"`
 	// LosslessCapacityBytes is the smallest capacity, burst and queue together, with which no packet would have been
 	// excess: the highest level of a bucket that drops nothing. It is 0 if each packet found an empty bucket. It is null
-	// if no capacity is large enough, and with fair shares, pools or colours.
+	// if no capacity is large enough, and with fair shares, pools, colours, or limits beside the rate.
 	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
 
 	// MostExcess are the bucket keys and sharers with the most excess bytes; null if all packets share one bucket

@@ -167,6 +167,11 @@ func TestLosslessCapacityLimits(t *testing.T) {
 	if n := summarize(t, l, "0,9000\n9000000000000,9000\n").LosslessCapacityBytes; n == nil || *n != 0 {
 		t.Errorf("each packet finds an empty bucket: %v", n)
 	}
+	l.Rules[0].Also.Packets, l.Rules[0].Also.PacketBurst = 1, 1 // which no capacity makes up for
+	if n := summarize(t, l, "0,1\n0,1\n").LosslessCapacityBytes; n != nil {
+		t.Errorf("packets are too many: %d", *n)
+	}
+	l.Rules[0].Also = policy.Also{}
 	s := NewSummary(l)
 	m := NewModel(l)
 	network := ip4("10.0.0.1", "10.0.0.2", 17, 0)

@@ -185,7 +185,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 		p.trouble = errors.Join(p.trouble, p.keepUsed())
 	}
 	err = p.changing(func() error { return hurry.Up(len(all), func() error { return all.apply(p, o) }) })
-	if state := p.state(); err == nil && (state == maps.Pending || state == maps.Committed) {
+	if state := p.state(); err == nil && !o.Final && !o.beside && (state == maps.Pending || state == maps.Committed) {
 		bpffs.Record(p.dir.pin(authorPin), Author{o.Author, p.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {

@@ -329,6 +329,8 @@ func checkThen(r *Rule) error {
 	switch t := r.Also.Then; {
 	case t == 0:
 		return errors.New("then is missing; say what comes after the quota: a rate such as 5mbit, or drop")
+	case t == ThenDrop && r.Excess == Pass:
+		return errors.New("then drop would drop nothing with excess pass; only to count, give the rate itself, else leave excess pass out")
 	case t != ThenDrop && Rate(t) > r.Rate:
 		return fmt.Errorf("then %v is above the rate %v; lower it", t, r.Rate)
 	case r.Cluster.Name != "" && r.Also.Quota.Period.Rolling() != 0:

@@ -88,6 +88,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Capacity = MinCapacity - 1 }, "capacity of 1513 bytes (1.21 ms at 10mbit) is less than one full packet; use 1514 or more"},
 		{func(r *Rule) { r.Capacity = MaxCapacity + 1 }, "above 1024gb"},
 		{func(r *Rule) { r.Algorithm = 5 }, "algorithm has the unknown value 5"},
+		{func(r *Rule) { r.Excess, r.Also = Pass, Also{Quota: Quota{1e6, "day"}, Then: ThenDrop} }, "then drop would drop nothing with excess pass"},
 		{func(r *Rule) { r.Excess = 4 }, "excess has the unknown value 4"},
 		{func(r *Rule) { r.Fail = 2 }, "fail has the unknown value 2"},
 		{func(r *Rule) { r.Each.Kind = 4 }, "each has the unknown value 4"},
