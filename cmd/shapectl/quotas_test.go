@@ -17,8 +17,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // used is what is used of the only quota of a host or rule.
@@ -42,7 +44,7 @@ func TestQuotasAreKept(t *testing.T) {
 	set := func() {
 		t.Helper()
 		r.run(strings.Fields("set " + each + " --each host --rate 1gbit --quota 1mb/month --then drop")...)
-		r.ok(strings.Fields("set up --new --rate 1gbit --quota 1mb/30d --then 1mbit")...)
+		r.ok(strings.Fields("set up --new --rate 1gbit --quota 1mb/999d --then 1mbit")...)
 		r.ok(strings.Fields("set " + shared + " --within up --name alice")...)
 	}
 	isUsed := func(what string, host, pool uint64) {
@@ -145,6 +147,12 @@ func TestQuotaOfARenamedDevice(t *testing.T) {
 	isUsed("of a hook that was made before", "vx", 900)
 	r.ok("topup", "vx", "egress", "10.0.0.0/24", "10.0.0.7", "100b")
 	testenv.Must(t, os.RemoveAll(filepath.Join(r.bpffs(), "shapectl")))
+	for _, name := range []string{"va", "vx"} { // the kernel detaches programs a moment after their pins went
+		testenv.Eventually(t, "nothing is attached to "+name, func() bool {
+			ids, _ := netinfo.TCXPrograms(testenv.Link(t, name).Attrs().Index, policy.Egress)
+			return len(ids) == 0
+		})
+	}
 	set("va")
 	set("vx")
 	isUsed("after a reboot, by the old name", "va", 300)
