@@ -91,9 +91,10 @@ func (c *network) decode(stdin []byte) error {
 		err := json.Unmarshal(one, c)
 		var pools map[string]json.RawMessage
 		if err != nil && key == "pools" && json.Unmarshal(all[key], &pools) == nil {
-			for name, text := range pools {
-				if failed := json.Unmarshal(text, &options{}); failed != nil {
+			for _, name := range slices.Sorted(maps.Keys(pools)) {
+				if failed := json.Unmarshal(pools[name], &options{}); failed != nil {
 					key, err = "pools."+name, failed
+					break
 				}
 			}
 		}

@@ -90,6 +90,7 @@ func TestQuotasAreKept(t *testing.T) {
 		t.Error(says)
 	}
 	r.refused(exitInput, " 10.0.0.8: only 0 B are used", strings.Fields("topup "+each+" 10.0.0.8 1b")...)
+	r.refused(exitInput, "there is no quota of 2001:db8::1; ", strings.Fields("topup "+each+" 2001:db8::1 1b")...)
 	r.refused(exitInput, "each host has a quota of its own", strings.Fields("topup "+each+" 1b")...)
 	r.refused(exitInput, "pool up: 10.0.0.7 has no quota of its own there", strings.Fields("topup alice 10.0.0.7 1b")...)
 	reboot()

@@ -121,22 +121,9 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	if e.netns != "" && o.history == "" && e.contents == nil { // what is at the usual places is of another one
 		return inputf("report: the history of network namespace %s is elsewhere; name the directory that its serve records by --history", plain.Line(e.netns))
 	}
-	var found report.Deliveries
-	asked, absent := false, error(nil)
-	if o.history == "" && e.contents == nil && e.history == nil { // a directory may be of an earlier serve
-		if found, asked, err = askReport(given, o, q); asked && err != nil {
-			return err
-		}
-		absent = err
-	}
-	if !asked {
-		found, err = e.deliveries(cmp.Or(o.history, defaultHistory), q)
-	}
-	if absent != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
-		err = fmt.Errorf("there is no %s to read; name a directory by --history, or %w", defaultHistory, absent)
-	}
+	found, err := e.findDeliveries(given, o, q)
 	if err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
 	if len(found) == 0 {
 		return inputf("report: the history has no readings of %q from %s to %s; check the name, or run 'shapectl serve' to record them",
@@ -151,6 +138,26 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 		return err
 	}
 	return e.print(found, func(w io.Writer) error { return found.Text(w, o.verbose, e.columns) })
+}
+
+// findDeliveries asks a running serve before the usual directory, which may be of an earlier one.
+func (e *env) findDeliveries(given []string, o reportOptions, q history.Request) (report.Deliveries, error) {
+	var unasked error
+	if o.history == "" && e.contents == nil && e.history == nil {
+		found, asked, err := askReport(given, o, q)
+		if asked {
+			return found, err
+		}
+		unasked = err
+	}
+	found, err := e.deliveries(cmp.Or(o.history, defaultHistory), q)
+	if unasked != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
+		err = fmt.Errorf("there is no %s to read; name a directory by --history, or %w", defaultHistory, unasked)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
+	return found, nil
 }
 
 // deliveries reads a history: that of this process if it records one, else that at a path.

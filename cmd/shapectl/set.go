@@ -280,16 +280,25 @@ func passed(tables []policy.Table) (programs [][]ebpf.ProgramID) {
 
 // nested says which cgroups above or below have rules, too, a line for each.
 func nested(n *loader.Namespace, tables []policy.Table) (says string) {
+	if !slices.ContainsFunc(tables, func(t policy.Table) bool { return policy.IsCgroup(t.Device) }) {
+		return ""
+	}
+	hooks, _ := n.Hooks()
+	defer loader.CloseHooks(hooks)
+	var names []string
 	for _, t := range tables {
-		if !policy.IsCgroup(t.Device) {
-			continue
-		}
-		tree := poolTree(n)
-		hooks, _ := n.Hooks()
+		names = append(names, t.Device)
+	}
+	for _, h := range hooks {
+		names = append(names, h.Name())
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !policy.IsCgroup(name) })
+	dirs, tree := netinfo.CgroupDirs(names), poolTree(n)
+	for _, t := range tables {
 		for _, h := range hooks {
 			lower, upper := t.Device, h.Name()
 			for range 2 {
-				if h.Direction == t.Direction && h.Device.IsCgroup() && netinfo.CgroupsAbove(lower, []string{upper}) != nil {
+				if above := dirs[upper]; h.Direction == t.Direction && above != "" && strings.HasPrefix(dirs[lower], above+"/") {
 					line := fmt.Sprintf("%s also counts the packets that %s drops; for an exact total, delete its rules, and give the units below one pool\n", plain.Line(upper), plain.Line(lower))
 					if pool := commonPool(tree, t.Rules, h.Rules()); pool != "" {
 						line = fmt.Sprintf("packets of %s draw from pool %s twice, as %s is within it, too; keep in it the rules of one of the two\n", plain.Line(lower), plain.Line(pool), plain.Line(upper))
@@ -301,7 +310,6 @@ func nested(n *loader.Namespace, tables []policy.Table) (says string) {
 				lower, upper = upper, lower
 			}
 		}
-		loader.CloseHooks(hooks)
 	}
 	return says
 }

@@ -140,17 +140,15 @@ func (t topup) named(n *loader.Namespace, of target, found search) error {
 	return t.do(n, of.name, found.rules)
 }
 
-// poolWithQuota is a pool with a quota above rules; "" for none.
+// poolWithQuota is the lowest pool with a quota above rules; "" for none.
 func poolWithQuota(n *loader.Namespace, rules []namedHook) string {
-	pools := n.Pools()
-	defer pools.Close()
+	tree := poolTree(n)
 	for _, h := range rules {
 		for _, r := range h.rules {
-			for name, has := r.Within, pools.Set != nil; has && name != ""; {
-				if r, has = pools.Set.Find(policy.PoolKey(string(name))); r.Also.Quota.Bytes > 0 {
-					return string(name)
+			for node := tree.Find(string(r.Within)); node != nil; node = node.Above {
+				if node.Pool.Also.Quota.Bytes > 0 {
+					return node.Pool.Label.Name
 				}
-				name = r.Within
 			}
 		}
 	}
@@ -219,10 +217,10 @@ func (t topup) do(n *loader.Namespace, name string, rules []namedHook) error {
 		}
 	}
 	if len(all) == 0 {
+		if t.host.IsValid() {
+			return missingf("there is no quota of %s; %s lists those that there are", t.host, t.e.suggest("show --buckets --sort quota"))
+		}
 		if above := poolWithQuota(n, rules); above != "" {
-			if t.host.IsValid() {
-				return missingf("there is no quota of %s; %s lists those that there are", t.host, t.e.suggest("show --buckets --sort quota"))
-			}
 			return missingf("there is no quota; that of the pool %s is in force: %s", plain.Line(above), t.e.suggest("topup", above, "SIZE"))
 		}
 		return missingf("there is no quota; %s sets one", t.e.suggest("set --quota 100gb/month --then 5mbit", "NAME"))

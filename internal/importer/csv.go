@@ -74,7 +74,7 @@ func CSV(table File, o CSVOptions) (Imported, error) {
 			if h == "" || csvNames[s.headerName(h)] != "" {
 				continue
 			}
-			if known := plain.Similar(h, slices.Collect(maps.Keys(csvNames))); known != "" {
+			if known := plain.Similar(h, slices.Sorted(maps.Keys(csvNames))); known != "" {
 				s.problem(i, "unknown column %q; did you mean %q? if not, name it otherwise", h, known)
 			} else {
 				s.leave(unknownColumn, "line 1", "%s", h)

@@ -23,12 +23,12 @@ const (
 
 // followed is what is known of the hosts of the policy.
 type followed struct {
-	pending bool // they wait for the end of a pending change, and OnWarning was called
 	*netinfo.Neighbours
 	devices map[int]bool // whose neighbours may differ from the rules, by index
 	all     bool         // those of all devices may
 	last    time.Time    // when rules were compared with neighbours
 	limited map[side]bool
+	pending bool // they wait for the end of a pending change, and OnWarning was called
 }
 
 // A side is one direction of a device. In limited are those that were seen with rules in force, so that another command

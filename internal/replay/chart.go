@@ -142,7 +142,7 @@ func (c *Chart) Rates(most int) Panel {
 			passes.Name = "leaves"
 		}
 		p := c.panel([]Layer{offered, passes}, func(b bin) []float64 { return []float64{bits(b.offered), bits(b.passed)} })
-		if rule.Rate < policy.MaxRate { // else only other limits
+		if rule.Rate != policy.Unlimited && !rule.AnyRate() {
 			p.mark(map[bool]string{false: "rate of each", true: "rate"}[one], float64(rule.Rate), longDash)
 		}
 		return p
@@ -190,7 +190,7 @@ func (c *Chart) Levels() Panel {
 	case coloured:
 		p.mark("CBS", float64(rule.Capacity), longDash)
 		p.mark(SecondBucket(rule.Algorithm)+"BS", float64(rule.Colours.Burst()), shortDash)
-	case rule.Rate >= policy.MaxRate:
+	case rule.Rate == policy.Unlimited, rule.AnyRate():
 	case rule.Queue > 0:
 		p.mark("burst, then the queue", float64(rule.Capacity), shortDash)
 		p.mark("full", float64(rule.Capacity+rule.Queue), longDash)
